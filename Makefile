@@ -1,0 +1,46 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead clean
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
+
+install: $(STAMP) ## make .venv and install the project into it
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "extproc needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12 ..." % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)   ## real Envoy, the service, four simulated servers, traffic (CHECK=1: unattended, exits 0 if all is right)
+	$(BIN)/extproc demo $(if $(CHECK),--check)
+
+test: $(STAMP)   ## all tests, those with real Envoy included
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-envoy-matrix: $(STAMP) ## the real-Envoy tests on every supported Envoy branch
+	$(BIN)/python -m pytest -m envoy --envoy-versions=all $(PYTEST_ARGS)
+
+check: $(STAMP)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## bring the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: $(STAMP) ## generate extproc/pb from protos/
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/extproc/pb/*.proto
+
+bench-overhead: $(STAMP) ## what the service costs, beside Envoy alone and other routers (bench/out/overhead.json)
+	$(BIN)/python -m bench.overhead $(BENCH_ARGS)
+
+clean:           ## remove what the other targets made
+	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What can a person or a probe ask over HTTP?"""

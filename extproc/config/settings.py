@@ -1,0 +1,132 @@
+"""What can an operator set? The one schema, whether it stands in envoy.yaml or in a file of its own.
+
+In envoy.yaml it is `node.metadata.extproc`, and the pools' endpoints come from the clusters. In a file of its own
+it is the top level, and `pools.<name>.endpoints` lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from extproc.endpoint import split_host_port
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PROFILES = ("least-loaded",)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TlsSettings(_Section):
+    """TLS of the gRPC port. With `client_ca_file` clients must present a certificate (mutual TLS)."""
+
+    cert_file: str = Field(description="PEM certificate chain.")
+    key_file: str = Field(description="PEM private key.")
+    client_ca_file: str | None = Field(None, description="PEM CA; set: clients must present a certificate of it.")
+
+
+class GrpcSettings(_Section):
+    listen: str = Field("127.0.0.1:9002", description="host:port for ext_proc, access log and health over gRPC.")
+    tls: TlsSettings | None = Field(None, description="Unset: plaintext HTTP/2.")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        split_host_port(value)
+        return value
+
+
+class AdminSettings(_Section):
+    listen: str = Field("127.0.0.1:9003", description="host:port for /metrics, /healthz, /readyz and /status.")
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        split_host_port(value)
+        return value
+
+
+class ExchangeSettings(_Section):
+    response: Literal["auto", "close", "echo"] = Field(
+        "auto",
+        description="Full duplex exchanges only: end our stream after the request phase (close) or answer every"
+        " response message to its end (echo). auto: close while an access log is received, else echo.",
+    )
+    decide_within_s: Seconds = Field(
+        0.5, description="Longer than this after the request was read, the pick is made by load alone."
+    )
+
+
+class ScrapeSettings(_Section):
+    interval_s: Seconds = Field(0.5, description="Time between two scrapes of one endpoint.")
+    timeout_s: Seconds = Field(2.0, description="Total time for one scrape; scrapes of one endpoint never overlap.")
+    stale_after_s: Seconds = Field(3.0, description="A sample older than this counts as unknown.")
+    max_backoff_s: Seconds = Field(5.0, description="Longest time between two scrapes of a failing endpoint.")
+    max_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Bytes read of one page; the rest is not looked at.")
+    path: str = Field("/metrics", pattern=r"^/")
+    scheme: Literal["http", "https"] = "http"
+    ca_file: str | None = Field(None, description="PEM CA for https; unset: the system's.")
+    verify: bool = Field(True, description="false: accept any certificate.")
+    bearer_token_file: str | None = Field(None, description="Its content is sent as a bearer token; read anew each time.")
+
+    @model_validator(mode="after")
+    def _stale_outlives_a_scrape(self) -> ScrapeSettings:
+        if self.stale_after_s < 2 * self.interval_s:
+            raise ValueError(
+                f"stale_after_s ({self.stale_after_s:g}) must be at least twice interval_s ({self.interval_s:g}),"
+                " or every sample is stale before the next one comes"
+            )
+        return self
+
+
+class SchedulingSettings(_Section):
+    profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
+    hosts: int = Field(3, ge=1, le=16, description="Hosts named per pick: the first choice and its fallbacks.")
+
+
+class EndpointSettings(_Section):
+    """One server. In envoy.yaml these stand in the endpoint's `metadata.filter_metadata.extproc`."""
+
+    address: str = Field(description="host:port; an IP, or a DNS name that is resolved again regularly.")
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    model: str | None = None
+    metrics_port: int | None = Field(None, ge=1, le=65535)
+    drained: bool = False
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, _ = split_host_port(value)
+        if "%" in host:
+            raise ValueError(f'"{value}": an IPv6 zone id cannot be routed to by Envoy; leave out "%..."')
+        return value
+
+
+class PoolSettings(_Section):
+    endpoints: tuple[EndpointSettings, ...] = ()
+    scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
+    scheduling: SchedulingSettings | None = Field(None, description="Overrides the top-level section for this pool.")
+    dns_refresh_s: Seconds = Field(5.0, description="Time between two resolutions of the pool's DNS names.")
+
+
+class Settings(_Section):
+    grpc: GrpcSettings = Field(default_factory=lambda: GrpcSettings())
+    admin: AdminSettings = Field(default_factory=lambda: AdminSettings())
+    exchange: ExchangeSettings = Field(default_factory=lambda: ExchangeSettings())
+    scrape: ScrapeSettings = Field(default_factory=lambda: ScrapeSettings())
+    scheduling: SchedulingSettings = Field(default_factory=lambda: SchedulingSettings())
+    max_body_bytes: int = Field(
+        16 * 1024 * 1024, ge=1024, description="Largest request body; the same number as in Envoy's buffer filter."
+    )
+    ready_wait_s: Seconds = Field(
+        30.0, description="Not ready until an endpoint has given a usable sample, or for this long."
+    )
+    shutdown_notice_s: float = Field(
+        2.0, ge=0, description="On SIGTERM: time between turning not-ready and closing the listener."
+    )
+    shutdown_grace_s: float = Field(30.0, ge=0, description="Then: longest wait for open streams to end.")
+    pools: dict[str, PoolSettings] = Field(default_factory=dict)
+    default_pool: str | None = Field(None, description="Pool of requests whose route names none; unset: the only one.")

@@ -1,0 +1,1 @@
+"""Where do members come from?"""

@@ -1,0 +1,90 @@
+"""What is a vLLM server, to us? An address that Envoy knows, and what its operator says of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Self
+
+
+def format_host(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Read `host:port`, `[v6]:port` (IP or DNS name).
+
+    Raises:
+        ValueError: no port, a port outside 1..65535, an empty host, an IPv6 address without brackets.
+    """
+    host, colon, port_text = text.strip().rpartition(":")
+    if not colon or not port_text:
+        raise ValueError(f'"{text}" has no port; write host:port')
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f'"{text}": put an IPv6 address in brackets, as in [fd00::10]:8000')
+    if not host:
+        raise ValueError(f'"{text}" has no host; write host:port')
+    if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text) <= 65535:
+        raise ValueError(f'"{text}": the port must be a number from 1 to 65535')
+    return host, int(port_text)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """An IP address and a port: the identity of an endpoint, as Envoy writes it.
+
+    Build it with `Address.of` or `Address.parse`, which bring the IP into its one canonical spelling.
+    """
+
+    ip: str
+    port: int
+    text: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", format_host(self.ip, self.port))
+
+    @classmethod
+    def of(cls, ip: str, port: int) -> Self:
+        """Raises ValueError for a name, for an IPv6 zone id (Envoy has none) and for a port out of range."""
+        bare = ip[1:-1] if ip.startswith("[") and ip.endswith("]") else ip
+        if "%" in bare:
+            raise ValueError(f'"{ip}": an IPv6 zone id cannot be routed to by Envoy; leave out "%..."')
+        if not 1 <= port <= 65535:
+            raise ValueError(f"port {port} must be from 1 to 65535")
+        return cls(str(ipaddress.ip_address(bare)), port)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `1.2.3.4:8000` or `[fd00::10]:8000`; ValueError as in `of` and `split_host_port`."""
+        return cls.of(*split_host_port(text))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One vLLM server as configured or discovered.
+
+    `address` is what Envoy connects to. `hostname` is the DNS name it was resolved from, None for a literal IP.
+    """
+
+    address: Address
+    hostname: str | None = None
+    weight: float = 1.0  # share of traffic relative to its pool mates; 1 is normal
+    model: str | None = None  # None: whatever the pool serves
+    metrics_port: int | None = None  # None: the serving port
+    drained: bool = False  # the operator wants no new requests here
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight < float("inf")):
+            raise ValueError(f"weight {self.weight} must be greater than 0")
+        if self.metrics_port is not None and not 1 <= self.metrics_port <= 65535:
+            raise ValueError(f"metrics_port {self.metrics_port} must be from 1 to 65535")
+
+    @property
+    def metrics_host_port(self) -> str:
+        return format_host(self.address.ip, self.metrics_port or self.address.port)

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API as its clients see it."""

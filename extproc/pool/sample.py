@@ -1,0 +1,52 @@
+"""What did one server say about itself, and when?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A Prometheus histogram: upper bounds in seconds, cumulative counts, and the sum of all observations."""
+
+    bounds_s: tuple[float, ...]  # ascending; the last is +inf
+    counts: tuple[float, ...]  # cumulative, same length
+    sum_s: float
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """One scrape of one endpoint. `None` always means "the page did not tell", never zero."""
+
+    taken_at_s: float  # monotonic clock, when the scrape was sent: what happened later may not be in it
+    running: float | None = None  # requests, summed over data-parallel engines
+    waiting: float | None = None  # requests, summed over data-parallel engines
+    kv_usage_ratio: float | None = None  # 0..1, mean over data-parallel engines; blocks of running requests only
+    sleeping: bool | None = None
+    block_size_tokens: int | None = None
+    kv_blocks: int | None = None  # of one engine
+    engines: int = 0  # data-parallel engines seen on the page
+    models: tuple[str, ...] = ()  # label model_name, sorted
+    adapters: tuple[str, ...] = ()  # LoRA adapters running or waiting, sorted
+    prefix_queries_tokens: float | None = None
+    prefix_hits_tokens: float | None = None
+    prompt_tokens: float | None = None
+    cached_prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    preemptions: float | None = None
+    ttft: Histogram | None = None
+    token_interval: Histogram | None = None
+    prefill: Histogram | None = None
+    queue: Histogram | None = None
+    process_start_s: float | None = None  # unix time; a change means a restart
+    rejected_values: int = 0  # values on the page that no gauge or counter can have (NaN, negative, ...)
+    truncated: bool = False  # the page was larger than we read
+
+    @property
+    def usable(self) -> bool:
+        """Whether the page told anything about load."""
+        return self.waiting is not None or self.running is not None or self.kv_usage_ratio is not None

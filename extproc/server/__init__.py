@@ -1,0 +1,1 @@
+"""gRPC shells: ext_proc, access log receiver, health."""

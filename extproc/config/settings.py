@@ -55,9 +55,6 @@ class ExchangeSettings(_Section):
         description="Full duplex exchanges only: end our stream after the request phase (close) or answer every"
         " response message to its end (echo). auto: close while an access log is received, else echo.",
     )
-    decide_within_s: Seconds = Field(
-        0.5, description="Longer than this after the request was read, the pick is made by load alone."
-    )
 
 
 class ScrapeSettings(_Section):

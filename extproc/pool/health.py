@@ -1,0 +1,78 @@
+"""May a server be given new requests, by what was seen of it?
+
+Two witnesses, kept apart:
+
+* **The scrape.** A refused connection twice in a row means nobody listens: unhealthy until a scrape works again. A slow
+  answer is not a dead server (a busy vLLM answers /metrics late), so time-outs only make the sample stale; after
+  `SILENT_AFTER_S` without any answer the server counts as dead all the same. An answer of any kind (even a 404) shows
+  that somebody is there.
+* **The requests.** Three faults in a row (5xx, resets, refused connections, as Envoy's access log tells) take the
+  server out for `EJECT_S`, twice as long each time up to `EJECT_MAX_S`; one good answer forgets all that. Without this
+  a server that fails fast looks idle and attracts everything. 4xx are the client's; 429 and 503 mean full, not broken.
+"""
+
+from __future__ import annotations
+
+REFUSED_IN_A_ROW = 2
+SILENT_AFTER_S = 30.0
+FAULTS_IN_A_ROW = 3
+EJECT_S = 5.0
+EJECT_MAX_S = 60.0
+
+
+class Health:
+    """What was observed of one server. Times are of the monotonic clock, in seconds."""
+
+    __slots__ = ("_ejections", "_faults", "_first_failure_s", "_refused", "ejected_until_s", "last_error", "reached")
+
+    def __init__(self) -> None:
+        self.reached = False  # whether it ever answered a scrape, with whatever
+        self.last_error: str | None = None  # of the last scrape; None: it worked, or there was none
+        self.ejected_until_s = float("-inf")
+        self._refused = 0
+        self._first_failure_s: float | None = None  # of the running row of failed scrapes
+        self._faults = 0
+        self._ejections = 0
+
+    def scrape_worked(self) -> None:
+        self.reached = True
+        self.last_error = None
+        self._refused = 0
+        self._first_failure_s = None
+
+    def scrape_failed(self, error: str, now: float, *, answered: bool, refused: bool) -> None:
+        """`answered`: there was an HTTP answer, if not a usable one. `refused`: nobody listens there."""
+        self.last_error = error
+        if answered:
+            self.reached = True
+            self._refused = 0
+            self._first_failure_s = None
+            return
+        self._refused = self._refused + 1 if refused else 0
+        if self._first_failure_s is None:
+            self._first_failure_s = now
+
+    def request_ok(self) -> None:
+        self._faults = 0
+        self._ejections = 0
+        self.ejected_until_s = float("-inf")
+
+    def request_fault(self, now: float) -> bool:
+        """Count a fault; true when it ejects the server."""
+        self._faults += 1
+        if self._faults < FAULTS_IN_A_ROW or now < self.ejected_until_s:
+            return False
+        self.ejected_until_s = now + min(EJECT_S * 2**self._ejections, EJECT_MAX_S)
+        self._ejections += 1
+        self._faults = 0
+        return True
+
+    def problem(self, now: float) -> str | None:
+        """Why the server should get nothing now; None: it may."""
+        if self._refused >= REFUSED_IN_A_ROW:
+            return "connection refused"
+        if self._first_failure_s is not None and now - self._first_failure_s > SILENT_AFTER_S:
+            return "no answer"
+        if now < self.ejected_until_s:
+            return "errors in a row"
+        return None

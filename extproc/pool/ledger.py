@@ -1,0 +1,113 @@
+"""Which requests are out, how did the last ones end, and how many of each were there?
+
+A reservation is found by its pick id, since two witnesses tell of its end and neither can be relied on alone: the end
+of our stream (at once, but it says nothing of how), and Envoy's access log (a flush interval later, with everything).
+Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from extproc.decision import Completion, Outcome, RejectionReason
+from extproc.pool.member import Member
+from extproc.pool.outcome import classify
+from extproc.pool.pool import Pool
+from extproc.pool.reservation import Reservation
+
+LOG_WAIT_S = 10.0  # Envoy flushes its log every 0.25 s in the shipped configuration
+RECENT = 256  # picks kept for people to look at
+
+
+class Ledger:
+    """Reservations by pick id, and counters since start."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Reservation] = deque(maxlen=RECENT)
+        self.picks: Counter[str] = Counter()  # by pool
+        self.panics: Counter[str] = Counter()  # by pool
+        self.rejections: Counter[RejectionReason] = Counter()
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()  # by pool; counted when the request has ended
+        self.moved = 0  # requests that ran on another server than the first choice
+        self.served_elsewhere = 0  # by a host that we had not named: Envoy did not follow the pick
+        self.unpicked = 0  # requests that Envoy routed without a pick of ours
+        self._by_id: dict[str, Reservation] = {}
+        self._waiting_for_log: deque[Reservation] = deque()
+
+    @property
+    def open_count(self) -> int:
+        return sum(reservation.open for reservation in self._by_id.values())
+
+    def add(self, reservation: Reservation) -> None:
+        self._by_id[reservation.pick.pick_id] = reservation
+        self.recent.append(reservation)
+        self.picks[reservation.pool] += 1
+
+    def stream_ended(self, pick_id: str, now: float) -> None:
+        """Our stream of this pick ended; it is over unless it was detached."""
+        reservation = self._by_id.get(pick_id)
+        if reservation is not None and not reservation.detached:
+            self._close(reservation, Outcome.UNKNOWN, now)
+        self._forget_old(now)
+
+    def detach(self, pick_id: str) -> None:
+        """We end the stream ourselves while the request runs on: only the access log or a sample tells its end."""
+        reservation = self._by_id.get(pick_id)
+        if reservation is not None:
+            reservation.detached = True
+
+    def presume_ended(self, reservations: Iterable[Reservation], now: float) -> None:
+        """A sample shows that these are over (see `Member.observe`)."""
+        for reservation in reservations:
+            self._close(reservation, Outcome.UNKNOWN, now)
+
+    def complete(self, completion: Completion, pools: Iterable[Pool], now: float) -> Reservation | None:
+        """Take in one access log entry. Returns the reservation it was about; None: not one of ours."""
+        reservation = self._by_id.get(completion.pick_id) if completion.pick_id is not None else None
+        if reservation is None:
+            # A pick id we do not know is another process's, or was forgotten: not a request without a pick.
+            self.unpicked += completion.final and completion.pick_id is None
+            return None
+        served = _find(completion, pools, reservation)
+        if served is not None and served is not reservation.member:
+            self.moved += 1
+            reservation.member.health.request_fault(now)
+            reservation.move(served, now)
+        if not completion.final:
+            return reservation
+        reservation.completion = completion
+        if completion.served is not None and not _named(completion, reservation):
+            self.served_elsewhere += 1
+        outcome = classify(completion)
+        self._close(reservation, outcome, now)
+        self._by_id.pop(reservation.pick.pick_id, None)
+        self.outcomes[reservation.pool, outcome] += 1
+        return reservation
+
+    def _close(self, reservation: Reservation, outcome: Outcome, now: float) -> None:
+        if reservation.close(outcome, now):
+            self._waiting_for_log.append(reservation)
+
+    def _forget_old(self, now: float) -> None:
+        waiting = self._waiting_for_log
+        while waiting and (waiting[0].ended_at_s or 0.0) < now - LOG_WAIT_S:
+            reservation = waiting.popleft()
+            if self._by_id.pop(reservation.pick.pick_id, None) is not None:
+                self.outcomes[reservation.pool, Outcome.UNKNOWN] += 1
+
+
+def _named(completion: Completion, reservation: Reservation) -> bool:
+    pick = reservation.pick
+    return completion.served == pick.address or completion.served in pick.fallbacks
+
+
+def _find(completion: Completion, pools: Iterable[Pool], reservation: Reservation) -> Member | None:
+    """The member that served; None when no server was reached or it is not one that we know."""
+    if completion.served is None or completion.served == reservation.member.address:
+        return None
+    for pool in pools:
+        member = pool.member(completion.served)
+        if member is not None:
+            return member
+    return None

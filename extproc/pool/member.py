@@ -1,0 +1,102 @@
+"""What do we know of one server right now?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from extproc.endpoint import Address, Endpoint
+from extproc.pool.health import Health
+from extproc.pool.sample import LoadSample
+
+if TYPE_CHECKING:
+    from extproc.pool.reservation import Reservation
+
+# A request sent this shortly before a scrape may not have reached the engine's gauges yet: the way through Envoy,
+# HTTP parsing and tokenising takes milliseconds (3 to 22 ms to the response headers were seen), the gauges are
+# written once an engine step.
+SETTLE_S = 0.1
+
+
+class State(StrEnum):
+    """Whether an endpoint may be picked, in one word."""
+
+    STARTING = "starting"  # never answered a scrape
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    DRAINED = "drained"  # the operator wants no new requests there
+    GONE = "gone"  # left the pool; its running requests are still counted
+
+
+class Member:
+    """One server in a pool, and everything counted of it. A server that leaves and comes back is a new Member."""
+
+    __slots__ = ("_open", "_unseen", "endpoint", "gone", "health", "sample", "stale_after_s")
+
+    def __init__(self, endpoint: Endpoint, *, stale_after_s: float) -> None:
+        self.endpoint = endpoint
+        self.stale_after_s = stale_after_s
+        self.health = Health()
+        self.sample: LoadSample | None = None  # the last one, however old; None: none yet
+        self.gone = False
+        self._open: dict[Reservation, None] = {}  # in the order they were made
+        self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
+
+    @property
+    def address(self) -> Address:
+        return self.endpoint.address
+
+    @property
+    def in_flight(self) -> int:
+        """Requests picked for this server and not ended."""
+        return len(self._open)
+
+    @property
+    def unseen(self) -> int:
+        """Requests in flight that the last sample cannot have counted."""
+        return len(self._unseen)
+
+    def fresh_sample(self, now: float) -> LoadSample | None:
+        """The last sample while it can be believed; None: nothing is known of the load."""
+        sample = self.sample
+        if sample is None or not sample.usable or now - sample.taken_at_s > self.stale_after_s:
+            return None
+        return sample
+
+    def state(self, now: float) -> State:
+        if self.gone:
+            return State.GONE
+        if self.endpoint.drained:
+            return State.DRAINED
+        if self.health.problem(now) is not None:
+            return State.UNHEALTHY
+        return State.READY if self.health.reached else State.STARTING
+
+    def charge(self, reservation: Reservation) -> None:
+        self._open[reservation] = None
+        self._unseen[reservation] = None
+
+    def discharge(self, reservation: Reservation) -> None:
+        self._open.pop(reservation, None)
+        self._unseen.pop(reservation, None)
+
+    def observe(self, sample: LoadSample) -> list[Reservation]:
+        """Take in a sample. Returns the reservations that it shows to have ended although nobody told us.
+
+        That concerns only those whose stream we closed early and whose log entry never came: when the server says it
+        has fewer requests than we count as long sent, the oldest of them are over.
+        """
+        self.sample = sample
+        self.health.scrape_worked()
+        settled_s = sample.taken_at_s - SETTLE_S
+        while self._unseen:
+            oldest = next(iter(self._unseen))
+            if oldest.charged_at_s > settled_s:
+                break
+            del self._unseen[oldest]
+        if sample.running is None or sample.waiting is None:
+            return []
+        excess = len(self._open) - len(self._unseen) - int(sample.running + sample.waiting)
+        if excess <= 0:
+            return []
+        return [r for r in self._open if r.detached and r not in self._unseen][:excess]

@@ -1,0 +1,62 @@
+"""Which place on which server does a picked request hold, until when?"""
+
+from __future__ import annotations
+
+from extproc.decision import Completion, Outcome, Pick
+from extproc.pool.member import Member
+
+
+class Reservation:
+    """One picked request's charge on one server.
+
+    It is bound to the `Member` object, not to the address: when a server leaves and another comes to its address, the
+    old charges end on the old object and the new one starts at zero. Closing twice does nothing.
+    """
+
+    __slots__ = (
+        "charged_at_s",
+        "completion",
+        "detached",
+        "ended_at_s",
+        "member",
+        "outcome",
+        "path",
+        "pick",
+        "picked_at_s",
+        "pool",
+    )
+
+    def __init__(self, pick: Pick, member: Member, pool: str, path: str, now: float) -> None:
+        self.pick = pick
+        self.member = member
+        self.pool = pool
+        self.path = path
+        self.picked_at_s = now
+        self.charged_at_s = now  # when it was charged to the present member
+        self.detached = False  # our stream is closed while the request runs on
+        self.ended_at_s: float | None = None  # None: in flight
+        self.outcome: Outcome | None = None  # None: in flight
+        self.completion: Completion | None = None  # the last that the access log told
+        member.charge(self)
+
+    @property
+    def open(self) -> bool:
+        return self.ended_at_s is None
+
+    def move(self, member: Member, now: float) -> None:
+        """The request runs on another server than the one it was picked for (a retry)."""
+        if self.open and member is not self.member:
+            self.member.discharge(self)
+            self.member = member
+            self.charged_at_s = now
+            member.charge(self)
+
+    def close(self, outcome: Outcome, now: float) -> bool:
+        """End the charge; false when it had ended before (the outcome may still be made more precise)."""
+        if outcome is not Outcome.UNKNOWN or self.outcome is None:
+            self.outcome = outcome
+        if not self.open:
+            return False
+        self.ended_at_s = now
+        self.member.discharge(self)
+        return True

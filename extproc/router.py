@@ -1,0 +1,104 @@
+"""Where does a request go? The whole decision, and what is remembered of it.
+
+Decide, then act: `route` is one synchronous step from looking at the fleet to holding a place on the chosen server, so
+each request of a burst sees all those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, RejectionReason
+from extproc.endpoint import Address
+from extproc.pool.ledger import Ledger
+from extproc.pool.pool import Pool
+from extproc.pool.reservation import Reservation
+from extproc.pool.sample import LoadSample
+from extproc.request import RawRequest
+from extproc.scheduling.filters import eligible
+from extproc.scheduling.pickers import cheapest
+from extproc.scheduling.profiles import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """A pool and how its requests are placed."""
+
+    pool: Pool
+    profile: Profile
+    hosts: int  # named per pick: the first choice and its fallbacks
+
+
+class Router:
+    """Routes requests over pools and keeps the account of them. Time comes in as `now`: monotonic, in seconds."""
+
+    def __init__(
+        self, plans: Iterable[PoolPlan], *, default_pool: str | None = None, rng: Random, id_prefix: str = ""
+    ) -> None:
+        """`id_prefix` makes pick ids unique over processes. Without `default_pool` the first pool is it."""
+        self.plans: Mapping[str, PoolPlan] = {plan.pool.name: plan for plan in plans}
+        if not self.plans:
+            raise ValueError("a router needs at least one pool")
+        self.ledger = Ledger()
+        self.accepting = True  # false: new requests are rejected with `shutting_down`
+        self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
+        self._rng = rng
+        self._id_prefix = id_prefix
+        self._picked = 0
+
+    @property
+    def pools(self) -> list[Pool]:
+        return [plan.pool for plan in self.plans.values()]
+
+    def route(self, request: RawRequest, now: float) -> Decision:
+        """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
+        if not self.accepting:
+            return self._reject(RejectionReason.SHUTTING_DOWN, "The gateway is restarting; please try again.")
+        plan = self.plans.get(request.pool, self._default) if request.pool is not None else self._default
+        pool = plan.pool
+        found = eligible(pool.members, now, request.subset)
+        candidates = found.candidates
+        if not candidates:
+            return self._reject(RejectionReason.NO_ENDPOINTS, "No server is available for this request.")
+        if found.panic:
+            self.ledger.panics[pool.name] += 1
+        costs = plan.profile.cost(candidates, now)
+        members = [candidates[i] for i in cheapest(costs, plan.hosts, self._rng)]
+        addresses = [member.endpoint.address for member in members]
+        self._picked += 1
+        pick = Pick(
+            pick_id=f"{self._id_prefix}{self._picked:x}",
+            address=addresses[0],
+            fallbacks=tuple(addresses[1:]),
+            destination=",".join([address.text for address in addresses]),
+        )
+        self.ledger.add(Reservation(pick, members[0], pool.name, request.path, now))
+        return pick
+
+    def stream_ended(self, pick_id: str, now: float) -> None:
+        """The stream of a pick ended, however. Its charge ends too, unless it was detached."""
+        self.ledger.stream_ended(pick_id, now)
+
+    def detach(self, pick_id: str) -> None:
+        """The stream will end before the request does; see `Ledger.detach`."""
+        self.ledger.detach(pick_id)
+
+    def complete(self, completion: Completion, now: float) -> None:
+        """Take in what the access log tells of a request, and let it count for the server's health."""
+        reservation = self.ledger.complete(completion, self.pools, now)
+        if reservation is None or not completion.final:
+            return
+        if reservation.outcome is Outcome.OK:
+            reservation.member.health.request_ok()
+        elif reservation.outcome is Outcome.FAILED and completion.served is not None:
+            reservation.member.health.request_fault(now)
+
+    def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
+        """Take in a sample of one endpoint."""
+        self.ledger.presume_ended(self.plans[pool].pool.observe(address, sample), now)
+
+    def _reject(self, reason: RejectionReason, message: str) -> Rejection:
+        self.ledger.rejections[reason] += 1
+        return Rejection(reason, 503, message, retry_after_s=1)

@@ -1,0 +1,47 @@
+"""What may a filter or a cost look at?"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from extproc.endpoint import Address
+
+
+class Load(Protocol):
+    """The load a server reported. `None`: its page did not tell."""
+
+    @property
+    def waiting(self) -> float | None: ...
+    @property
+    def kv_usage_ratio(self) -> float | None: ...
+
+
+class Health(Protocol):
+    """What was observed of a server."""
+
+    @property
+    def reached(self) -> bool: ...
+    def problem(self, now: float) -> str | None: ...
+
+
+class Endpoint(Protocol):
+    """What the operator says of a server."""
+
+    @property
+    def address(self) -> Address: ...
+    @property
+    def drained(self) -> bool: ...
+
+
+class Candidate(Protocol):
+    """A server that might be picked."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+    @property
+    def health(self) -> Health: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def unseen(self) -> int: ...
+    def fresh_sample(self, now: float) -> Load | None: ...

@@ -1,0 +1,87 @@
+"""Which servers must not be considered, and why?
+
+Wishes are never overruled: what the operator drained, and what lies outside the gateway's subset, is out whatever
+else happens. Observations can be: when every server looks bad, all of them are used (`panic`), since our view of the
+fleet may be what is broken and an error is certain otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from extproc.endpoint import Address
+from extproc.scheduling.candidate import Candidate
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible(Generic[C]):
+    """The servers left. `panic`: they are those that observation had dropped."""
+
+    candidates: Sequence[C]
+    panic: bool = False
+
+
+class Subset:
+    """The gateway's restriction of one pick, as parsed addresses: `ip:port` or a bare IP for all its ports."""
+
+    __slots__ = ("_addresses", "_ips")
+
+    def __init__(self, hint: frozenset[str]) -> None:
+        self._addresses: set[Address] = set()
+        self._ips: set[str] = set()
+        for text in hint:
+            try:
+                self._addresses.add(Address.parse(text))
+            except ValueError:
+                try:
+                    self._ips.add(Address.of(text.strip(), 1).ip)
+                except ValueError:
+                    continue  # names nothing that could be picked
+
+    def __contains__(self, address: Address) -> bool:
+        return address in self._addresses or address.ip in self._ips
+
+
+@lru_cache(maxsize=256)
+def _subset(hint: frozenset[str]) -> Subset:
+    return Subset(hint)
+
+
+def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None) -> str | None:
+    """Why a server is dropped, in words for a person; None: it is not. `starting` counts as observation."""
+    if candidate.endpoint.drained:
+        return "drained by the operator"
+    if subset is not None and candidate.endpoint.address not in subset:
+        return "outside the gateway's subset"
+    problem = candidate.health.problem(now)
+    if problem is not None:
+        return problem
+    return None if candidate.health.reached else "no answer to a scrape yet"
+
+
+def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = None) -> Eligible[C]:
+    """Filter one pool for one request.
+
+    A server that has not answered a scrape yet is kept out while another has (its port may not even be open).
+    """
+    if hint is not None:
+        subset = _subset(hint)
+        candidates = [c for c in candidates if c.endpoint.address in subset]
+    good, rest = [], []
+    for candidate in candidates:
+        if candidate.endpoint.drained:
+            continue
+        health = candidate.health
+        if health.reached and health.problem(now) is None:
+            good.append(candidate)
+        else:
+            rest.append(candidate)
+    if good or not rest:
+        return Eligible(good)
+    starting = [c for c in rest if c.health.problem(now) is None]
+    return Eligible(starting) if starting else Eligible(rest, panic=True)

@@ -12,9 +12,7 @@ class RejectionReason(StrEnum):
     """Why we answer instead of routing."""
 
     NO_ENDPOINTS = "no_endpoints"
-    SATURATED = "saturated"
     INVALID = "invalid"
-    SHUTTING_DOWN = "shutting_down"
 
 
 @dataclass(frozen=True, slots=True)

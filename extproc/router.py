@@ -42,7 +42,6 @@ class Router:
         if not self.plans:
             raise ValueError("a router needs at least one pool")
         self.ledger = Ledger()
-        self.accepting = True  # false: new requests are rejected with `shutting_down`
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng
         self._id_prefix = id_prefix
@@ -54,8 +53,6 @@ class Router:
 
     def route(self, request: RawRequest, now: float) -> Decision:
         """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
-        if not self.accepting:
-            return self._reject(RejectionReason.SHUTTING_DOWN, "The gateway is restarting; please try again.")
         plan = self.plans.get(request.pool, self._default) if request.pool is not None else self._default
         pool = plan.pool
         found = eligible(pool.members, now, request.subset)

@@ -8,9 +8,7 @@ from extproc.decision import Rejection, RejectionReason
 
 _TYPES = {
     RejectionReason.NO_ENDPOINTS: "service_unavailable",
-    RejectionReason.SATURATED: "rate_limit_exceeded",
     RejectionReason.INVALID: "invalid_request_error",
-    RejectionReason.SHUTTING_DOWN: "service_unavailable",
 }
 
 

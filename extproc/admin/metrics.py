@@ -1,0 +1,132 @@
+"""What does Prometheus get to see?
+
+The core keeps plain counts; they are read here when Prometheus scrapes, so that a pick costs nothing for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from extproc.pool.member import State
+from extproc.router import Router
+
+# From 20 µs, what a pick over a few endpoints costs, to the 1 s that Envoy's message timeout allows.
+_DECISION_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.2, 1.0)
+
+
+class RouterCollector:
+    """Reads the router's counts and the members' states."""
+
+    def __init__(
+        self,
+        router: Router,
+        service: Callable[[], Mapping[str, float]],
+        ready: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`."""
+        self._router = router
+        self._service = service
+        self._ready = ready
+        self._clock = clock
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing to check for clashes; saves a collection at registration
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
+        yield from self._endpoints()
+        yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
+        values = self._service()
+        for name, (kind, text) in _SERVICE.items():
+            yield kind(f"extproc_{name}", text, value=values[name])
+
+    def _requests(self) -> Iterator[Metric]:
+        ledger = self._router.ledger
+        picks = CounterMetricFamily("extproc_picks", "Requests routed.", labels=["pool"])
+        panics = CounterMetricFamily(
+            "extproc_panic_picks", "Requests routed although every endpoint looked bad.", labels=["pool"]
+        )
+        for pool in self._router.plans:
+            picks.add_metric([pool], ledger.picks[pool])
+            panics.add_metric([pool], ledger.panics[pool])
+        rejections = CounterMetricFamily("extproc_rejections", "Requests that we answered.", labels=["reason"])
+        for reason, count in ledger.rejections.items():
+            rejections.add_metric([str(reason)], count)
+        outcomes = CounterMetricFamily(
+            "extproc_request_outcomes",
+            "Routed requests that ended, by how (from the access log).",
+            labels=["pool", "outcome"],
+        )
+        for (pool, outcome), count in ledger.outcomes.items():
+            outcomes.add_metric([pool, str(outcome)], count)
+        yield from (picks, panics, rejections, outcomes)
+        yield CounterMetricFamily(
+            "extproc_moved_requests", "Requests that ran on another server than the first choice.", value=ledger.moved
+        )
+        yield CounterMetricFamily(
+            "extproc_served_elsewhere",
+            "Requests served by a host that the pick did not name.",
+            value=ledger.served_elsewhere,
+        )
+        yield CounterMetricFamily(
+            "extproc_unpicked_requests", "Requests that Envoy routed without a pick.", value=ledger.unpicked
+        )
+
+    def _endpoints(self) -> Iterator[Metric]:
+        labels = ["pool", "endpoint"]
+        in_flight = GaugeMetricFamily("extproc_endpoint_in_flight", "Requests picked and not ended.", labels=labels)
+        state = GaugeMetricFamily(
+            "extproc_endpoint_state", "1 for the endpoint's present state.", labels=[*labels, "state"]
+        )
+        age = GaugeMetricFamily("extproc_endpoint_sample_age_seconds", "Age of the last sample.", labels=labels)
+        running = GaugeMetricFamily("extproc_endpoint_running", "Running requests, as sampled.", labels=labels)
+        waiting = GaugeMetricFamily("extproc_endpoint_waiting", "Waiting requests, as sampled.", labels=labels)
+        kv = GaugeMetricFamily("extproc_endpoint_kv_usage_ratio", "KV cache usage, as sampled.", labels=labels)
+        now = self._clock()
+        for name, plan in self._router.plans.items():
+            for member in plan.pool.members:
+                key = [name, str(member.address)]
+                in_flight.add_metric(key, member.in_flight)
+                present = member.state(now)
+                for each in State:
+                    if each is not State.GONE:
+                        state.add_metric([*key, str(each)], float(each is present))
+                if member.sample is not None:
+                    age.add_metric(key, now - member.sample.taken_at_s)
+                sample = member.fresh_sample(now)
+                if sample is None:
+                    continue  # unknown is absent, not zero
+                for gauge, value in ((running, sample.running), (waiting, sample.waiting), (kv, sample.kv_usage_ratio)):
+                    if value is not None:
+                        gauge.add_metric(key, value)
+        yield from (in_flight, state, age, running, waiting, kv)
+
+
+_SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str]] = {
+    "streams": (CounterMetricFamily, "ext_proc streams opened by Envoy."),
+    "open_streams": (GaugeMetricFamily, "ext_proc streams open now."),
+    "undecodable_messages": (CounterMetricFamily, "Messages that did not decode; those requests went on unpicked."),
+    "request_path_errors": (CounterMetricFamily, "Bugs met in the request path; those requests went on unpicked."),
+    "access_log_entries": (CounterMetricFamily, "Access log entries received."),
+    "access_log_connections": (GaugeMetricFamily, "Access log streams open now."),
+}
+
+
+def registry(collector: RouterCollector) -> tuple[CollectorRegistry, Histogram]:
+    """A registry of its own (several services can live in one process), and the histogram of decision times."""
+    result = CollectorRegistry(auto_describe=False)
+    result.register(collector)
+    ProcessCollector(registry=result)
+    PlatformCollector(registry=result)
+    GCCollector(registry=result)
+    decision = Histogram(
+        "extproc_decision_seconds",
+        "From a decoded request to its decision.",
+        buckets=_DECISION_BUCKETS_S,
+        registry=result,
+    )
+    return result, decision

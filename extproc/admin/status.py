@@ -1,0 +1,128 @@
+"""What is the service doing, as JSON for people and scripts?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from extproc.pool.member import Member
+from extproc.pool.reservation import Reservation
+from extproc.router import PoolPlan, Router
+
+RECENT_SHOWN = 50
+
+
+def status(
+    router: Router,
+    *,
+    now: float,
+    ready: bool,
+    started_s: float,
+    version: str,
+    streams: dict[str, int],
+    access_log: dict[str, int],
+    wall_clock: Callable[[], float] = time.time,
+) -> dict[str, Any]:
+    """The whole status. Ages are in seconds; null means unknown, never zero."""
+    ledger = router.ledger
+    return {
+        "version": version,
+        "ready": ready,
+        "uptime_s": _round(now - started_s),
+        "time": wall_clock(),
+        "warnings": _warnings(router, now, access_log),
+        "pools": {name: _pool(plan, now) for name, plan in router.plans.items()},
+        "streams": streams,
+        "access_log": access_log,
+        "requests": {
+            "picks": dict(ledger.picks),
+            "rejections": {str(reason): count for reason, count in ledger.rejections.items()},
+            "panic_picks": dict(ledger.panics),
+            "moved": ledger.moved,
+            "served_elsewhere": ledger.served_elsewhere,
+            "without_pick": ledger.unpicked,
+            "in_flight": ledger.open_count,
+        },
+        "recent": [_recent(r, now) for r in reversed(list(ledger.recent)[-RECENT_SHOWN:])],
+    }
+
+
+def _pool(plan: PoolPlan, now: float) -> dict[str, Any]:
+    return {
+        "profile": plan.profile.name,
+        "hosts_per_pick": plan.hosts,
+        "endpoints": [_endpoint(member, now) for member in plan.pool.members],
+        "leaving": [{"address": str(m.address), "in_flight": m.in_flight} for m in plan.pool.leaving],
+    }
+
+
+def _endpoint(member: Member, now: float) -> dict[str, Any]:
+    endpoint, sample, health = member.endpoint, member.sample, member.health
+    return {
+        "address": str(endpoint.address),
+        "hostname": endpoint.hostname,
+        "state": str(member.state(now)),
+        "problem": health.problem(now),
+        "last_scrape_error": health.last_error,
+        "in_flight": member.in_flight,
+        "sent_since_sample": member.unseen,
+        "sample": None
+        if sample is None
+        else {
+            "age_s": _round(now - sample.taken_at_s),
+            "fresh": member.fresh_sample(now) is not None,
+            "running": sample.running,
+            "waiting": sample.waiting,
+            "kv_usage_ratio": _round(sample.kv_usage_ratio),
+            "models": list(sample.models),
+            "rejected_values": sample.rejected_values,
+            "truncated": sample.truncated,
+        },
+    }
+
+
+def _recent(reservation: Reservation, now: float) -> dict[str, Any]:
+    completion = reservation.completion
+    ended_s = reservation.ended_at_s
+    return {
+        "age_s": _round(now - reservation.picked_at_s),
+        "pool": reservation.pool,
+        "path": reservation.path.partition("?")[0],
+        "picked": str(reservation.pick.address),
+        "fallbacks": [str(address) for address in reservation.pick.fallbacks],
+        "on": str(reservation.member.address),
+        "outcome": str(reservation.outcome) if reservation.outcome is not None else "in_flight",
+        "duration_s": _round(None if ended_s is None else ended_s - reservation.picked_at_s),
+        "served": str(completion.served) if completion and completion.served else None,
+        "status": completion.status if completion else None,
+        "attempts": completion.attempts if completion else None,
+        "flags": list(completion.flags) if completion else [],
+    }
+
+
+def _warnings(router: Router, now: float, access_log: dict[str, int]) -> list[str]:
+    """What a person should know at once, in words."""
+    out = []
+    ledger = router.ledger
+    if ledger.picks.total() and not access_log["connected"]:
+        out.append(
+            "no access log is received: how requests end is unknown, and with exchange.response=close the requests in"
+            " flight are estimated from samples"
+        )
+    if ledger.served_elsewhere:
+        out.append(
+            f"{ledger.served_elsewhere} requests were served by a host that was not named: do the endpoints here and"
+            " in Envoy's cluster agree?"
+        )
+    for name, plan in router.plans.items():
+        members = plan.pool.members
+        if not members:
+            out.append(f"pool {name} has no endpoints")
+        elif not any(member.fresh_sample(now) for member in members):
+            out.append(f"pool {name}: no endpoint's load is known; routing by our own requests in flight")
+    return out
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,228 @@
+"""The composition root: everything is built here, started, watched, and ended in order.
+
+Start: the port opens at once (Envoy's health check needs an answer), but the service says "not ready" until an
+endpoint has given a usable sample, or `ready_wait_s` has passed: picks before that would be blind.
+End: first "not ready", while requests are still served; then the listener closes; then open streams end or reach their
+bound. A request whose stream is cut by our end goes on in Envoy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from aiohttp import web
+
+from extproc import __version__
+from extproc.admin import http as admin_http
+from extproc.admin.metrics import RouterCollector, registry
+from extproc.admin.status import status
+from extproc.config.settings import PoolSettings, Settings
+from extproc.discovery.source import source_for
+from extproc.endpoint import Endpoint, format_host, split_host_port
+from extproc.pool.pool import Pool
+from extproc.pool.sample import LoadSample
+from extproc.router import PoolPlan, Router
+from extproc.scheduling.profiles import PROFILES
+from extproc.server import access_log, health, listener, processor
+from extproc.telemetry.poller import Poller, ScrapeFailure
+
+log = logging.getLogger(__name__)
+
+
+class App:
+    """One service process. `run` it once."""
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.grpc_address = ""  # host:port, once started
+        self.admin_address = ""  # host:port, once started
+        self._clock = clock
+        self._started_s = clock()
+        self._stopping = False
+        self._ready_logged = False
+        # Pick ids come back through Envoy, perhaps to a successor of this process: the prefix tells ours apart.
+        self.router = Router(
+            [_plan(name, pool, settings) for name, pool in settings.pools.items()],
+            default_pool=settings.default_pool,
+            rng=Random(),
+            id_prefix=f"{secrets.token_hex(4)}-",
+        )
+        self._access_log = access_log.AccessLogReceiver(self.router, clock)
+        self._registry, decision = registry(
+            RouterCollector(self.router, self._service_counts, self.ready, clock)
+        )
+        self._processor = processor.Processor(
+            self.router,
+            max_body_bytes=settings.max_body_bytes,
+            close_early=self._close_early,
+            clock=clock,
+            observe_decision=decision.observe,
+        )
+
+    def ready(self) -> bool:
+        """Whether Envoy may send requests here."""
+        if self._stopping:
+            return False
+        now = self._clock()
+        waited = now - self._started_s > self.settings.ready_wait_s
+        return waited or any(pool.has_usable_sample(now) for pool in self.router.pools)
+
+    def status(self) -> dict[str, Any]:
+        """What `/status` shows."""
+        counts = self._service_counts()
+        return status(
+            self.router,
+            now=self._clock(),
+            ready=self.ready(),
+            started_s=self._started_s,
+            version=__version__,
+            streams={
+                "total": counts["streams"],
+                "open": counts["open_streams"],
+                "undecodable": counts["undecodable_messages"],
+                "errors": counts["request_path_errors"],
+            },
+            access_log={"connected": counts["access_log_connections"], "entries": counts["access_log_entries"]},
+        )
+
+    async def run(self, stop: asyncio.Event, started: Callable[[App], None] = lambda app: None) -> None:
+        """Serve until `stop` is set, then end in order. `started` is called when both ports are open.
+
+        Raises:
+            listener.ListenError: a port cannot be opened.
+            ExceptionGroup: a background task died of a bug.
+        """
+        server, self.grpc_address = listener.build(
+            self.settings.grpc,
+            self.settings.max_body_bytes,
+            (
+                processor.handlers(self._processor),
+                access_log.handlers(self._access_log),
+                health.handlers(health.Health(self.ready)),
+            ),
+        )
+        admin = await self._start_admin()
+        await server.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(coroutine, name=name) for name, coroutine in self._background().items()
+                ]
+                self._announce()
+                started(self)
+                await stop.wait()
+                self._stopping = True
+                log.info("stopping: not ready any more; the listener closes in %g s", self.settings.shutdown_notice_s)
+                await asyncio.sleep(self.settings.shutdown_notice_s)
+                await server.stop(self.settings.shutdown_grace_s)
+                for task in background:
+                    task.cancel()
+        finally:
+            await server.stop(0)
+            await admin.cleanup()
+            log.info("stopped")
+
+    def _background(self) -> dict[str, Any]:
+        """The coroutines that run beside the request path, by task name."""
+        coroutines: dict[str, Any] = {"readiness": self._log_readiness()}
+        for name, pool_settings in self.settings.pools.items():
+            pool = self.router.plans[name].pool
+            poller = Poller(pool_settings.scrape or self.settings.scrape, _PoolSink(self.router, pool, self._clock))
+            coroutines[f"poll {name}"] = poller.run()
+            coroutines[f"discover {name}"] = self._discover(pool, pool_settings, poller)
+        return coroutines
+
+    async def _discover(self, pool: Pool, settings: PoolSettings, poller: Poller) -> None:
+        async for endpoints in source_for(settings):
+            change = pool.set_endpoints(endpoints)
+            poller.set_endpoints([member.endpoint for member in pool.members])
+            log.info(
+                "pool %s: %d endpoints%s%s",
+                pool.name,
+                len(pool.members),
+                _listing(", new: ", change.added),
+                _listing(", gone: ", change.removed),
+            )
+
+    async def _log_readiness(self) -> None:
+        """One log line at each change of readiness."""
+        was = False
+        while True:
+            if (is_ready := self.ready()) != was:
+                was = is_ready
+                log.info("ready" if is_ready else "not ready: no endpoint's load is known")
+            await asyncio.sleep(0.1)
+
+    async def _start_admin(self) -> web.AppRunner:
+        runner = web.AppRunner(
+            admin_http.application(self._registry, self.ready, self.status), access_log=None, handle_signals=False
+        )
+        await runner.setup()
+        host, port = split_host_port(self.settings.admin.listen)
+        try:
+            await web.TCPSite(runner, host, port, reuse_port=False).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise listener.ListenError(
+                f"admin.listen: cannot open {self.settings.admin.listen} ({error.strerror}); is another process there?"
+            ) from error
+        self.admin_address = format_host(host, runner.addresses[0][1])
+        return runner
+
+    def _announce(self) -> None:
+        tls = self.settings.grpc.tls
+        kind = "plaintext" if tls is None else "mutual TLS" if tls.client_ca_file else "TLS"
+        log.info("gRPC on %s (%s), admin on http://%s", self.grpc_address, kind, self.admin_address)
+
+    def _close_early(self) -> bool:
+        mode = self.settings.exchange.response
+        return self._access_log.connected > 0 if mode == "auto" else mode == "close"
+
+    def _service_counts(self) -> dict[str, int]:
+        return {
+            "streams": self._processor.streams,
+            "open_streams": self._processor.open_streams,
+            "undecodable_messages": self._processor.undecodable,
+            "request_path_errors": self._processor.failures,
+            "access_log_entries": self._access_log.entries,
+            "access_log_connections": self._access_log.connected,
+        }
+
+
+class _PoolSink:
+    """Hands the poller's results to the router."""
+
+    def __init__(self, router: Router, pool: Pool, clock: Callable[[], float]) -> None:
+        self._router = router
+        self._pool = pool
+        self._clock = clock
+
+    def on_sample(self, endpoint: Endpoint, sample: LoadSample) -> None:
+        self._router.observe(self._pool.name, endpoint.address, sample, self._clock())
+
+    def on_failure(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
+        self._pool.scrape_failed(
+            endpoint.address,
+            str(failure),
+            self._clock(),
+            answered=failure.answered,
+            refused=failure.refused,
+        )
+
+
+def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
+    scrape = pool.scrape or settings.scrape
+    scheduling = pool.scheduling or settings.scheduling
+    return PoolPlan(
+        Pool(name, stale_after_s=scrape.stale_after_s), PROFILES[scheduling.profile], scheduling.hosts
+    )
+
+
+def _listing(words: str, endpoints: tuple[Endpoint, ...]) -> str:
+    return words + ", ".join(str(endpoint.address) for endpoint in endpoints) if endpoints else ""

@@ -1,0 +1,49 @@
+"""How does a command run the service until a signal ends it?"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def setup_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    logging.captureWarnings(True)
+
+
+def tune_gc() -> None:
+    """Streams are objects that live as long as a generation: with the default threshold of 700 new objects the
+    collector walks all of them again and again. What exists at start never becomes garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` on uvloop; it gets an event that SIGTERM or SIGINT sets. A second signal ends the process at once."""
+
+    async def body() -> None:
+        stop = asyncio.Event()
+
+        def on_signal(number: int) -> None:
+            if stop.is_set():
+                logging.getLogger(__name__).warning("second signal: exiting at once")
+                os._exit(128 + number)
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+        await main(stop)
+
+    uvloop.run(body())

@@ -1,0 +1,40 @@
+"""`extproc serve`: the service itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.app import App
+from extproc.cli import _config, _run
+from extproc.server.listener import ListenError
+
+
+def serve(
+    envoy: Annotated[Path | None, typer.Option("--envoy", help="Envoy's own configuration (envoy.yaml).")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A configuration file of the service's own.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Overrides grpc.listen (host:port).")] = None,
+    admin: Annotated[str | None, typer.Option(help="Overrides admin.listen (host:port).")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the service in front of the pools that FILE describes.
+
+    Give --envoy with the file your Envoy runs with, or --config with a file of the same schema. SIGTERM or Ctrl-C
+    stops it in order: not ready, then no new requests, then the open ones end; a second signal exits at once.
+    """
+    settings = _config.settings_from(envoy, config, listen=listen, admin=admin)
+    _run.setup_logging(log_level)
+
+    async def main(stop: asyncio.Event) -> None:
+        app = App(settings)
+        _run.tune_gc()
+        await app.run(stop)
+
+    try:
+        _run.run_until_signal(main)
+    except ListenError as error:
+        typer.echo(f"extproc: {error}", err=True)
+        raise typer.Exit(1) from None

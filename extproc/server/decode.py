@@ -1,0 +1,100 @@
+"""What does a ProcessingRequest say, as an exchange's values?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from extproc.exchange.events import BodyMode, Event, Opening, Part
+from extproc.pb.ext_proc_pb2 import ProcessingRequest
+
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+
+_PARTS = {
+    "request_headers": Part.REQUEST_HEADERS,
+    "request_body": Part.REQUEST_BODY,
+    "request_trailers": Part.REQUEST_TRAILERS,
+    "response_headers": Part.RESPONSE_HEADERS,
+    "response_body": Part.RESPONSE_BODY,
+    "response_trailers": Part.RESPONSE_TRAILERS,
+}
+_HEADER_PARTS = frozenset({Part.REQUEST_HEADERS, Part.RESPONSE_HEADERS})
+_BODY_PARTS = frozenset({Part.REQUEST_BODY, Part.RESPONSE_BODY})
+
+
+@lru_cache(maxsize=512)
+def _header_name(attribute: str) -> str | None:
+    """The header that an attribute like `request.headers['x-session-id']` names; None for another attribute."""
+    if attribute.startswith("request.headers[") and attribute.endswith("]"):
+        return attribute[len("request.headers[") : -1].strip("'\"").lower()
+    return None
+
+
+def part_of(message: ProcessingRequest) -> Part | None:
+    """The part a message is about; None for a kind of message we do not know."""
+    kind = message.WhichOneof("request")
+    return _PARTS[kind] if kind is not None else None
+
+
+def opening(message: ProcessingRequest, pool: str | None) -> Opening:
+    """What the first message of a stream carries beside its part."""
+    config = message.protocol_config
+    method = path = ""
+    headers: dict[str, str] = {}
+    for struct in message.attributes.values():
+        for key, value in struct.fields.items():
+            text = value.string_value
+            if key == "request.path":
+                path = text
+            elif key == "request.method":
+                method = text
+            elif (name := _header_name(key)) is not None:
+                headers[name] = text
+    return Opening(
+        request_body=_mode(config.request_body_mode),
+        response_body=_mode(config.response_body_mode),
+        observe_only=message.observability_mode,
+        method=method,
+        path=path,
+        headers=headers,
+        pool=pool,
+        subset=_subset(message) if message.HasField("metadata_context") else None,
+    )
+
+
+def event(message: ProcessingRequest, part: Part) -> Event:
+    """The event of a message about `part`."""
+    if part in _BODY_PARTS:
+        body = message.request_body if part is Part.REQUEST_BODY else message.response_body
+        return Event(part, body.end_of_stream, body.body)
+    if part is Part.REQUEST_HEADERS:
+        http = message.request_headers
+        return Event(part, http.end_of_stream, headers=_headers(http.headers.headers))
+    return Event(part, part not in _HEADER_PARTS or message.response_headers.end_of_stream)
+
+
+def _mode(number: int) -> BodyMode:
+    try:
+        return BodyMode(number)
+    except ValueError:  # a mode newer than us: the headers are all that can be relied on
+        return BodyMode.NONE
+
+
+def _headers(headers: Any) -> Mapping[str, str]:
+    """Envoy fills `raw_value`; other data planes may fill `value`. Bytes that are not UTF-8 never raise."""
+    return {h.key.lower(): h.raw_value.decode("utf-8", "replace") if h.raw_value else h.value for h in headers}
+
+
+def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+    """The gateway's subset hint: a list, or a string with commas. Present but empty allows nothing."""
+    namespaces = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[SUBSET_NAMESPACE].fields
+    if SUBSET_KEY not in fields:
+        return None
+    value = fields[SUBSET_KEY]
+    texts = [item.string_value for item in value.list_value.values] or value.string_value.split(",")
+    return frozenset(text.strip() for text in texts if text.strip())

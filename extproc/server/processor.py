@@ -1,0 +1,150 @@
+"""The pump of one ext_proc stream: read, decode, let the exchange decide, write."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from extproc.decision import Pick
+from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, SendPick, SendRejection
+from extproc.exchange.events import Part
+from extproc.exchange.exchange import Exchange
+from extproc.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.router import Router
+from extproc.server import decode, encode
+
+log = logging.getLogger(__name__)
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+POOL_METADATA = "x-extproc-pool"  # gRPC initial metadata that a route's configuration may set
+
+_EOF = grpc.aio.EOF
+_parse = ProcessingRequest.FromString
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Look at a finished task's result, so that asyncio does not report it as forgotten."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Processor:
+    """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        max_body_bytes: int,
+        close_early: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        observe_decision: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """`close_early` tells whether full duplex streams end after the request phase; `observe_decision` is
+        given the seconds from a decoded message to its written-out decision."""
+        self.open_streams = 0
+        self.streams = 0
+        self.undecodable = 0
+        self.failures = 0  # exceptions of ours; each of those requests was still let through
+        self._router = router
+        self._max_body_bytes = max_body_bytes
+        self._close_early = close_early
+        self._clock = clock
+        self._observe_decision = observe_decision
+        self._several_pools = len(router.plans) > 1
+
+    async def process(self, _request_iterator: object, context: Any) -> None:
+        """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it."""
+        self.open_streams += 1
+        self.streams += 1
+        pick_ids: list[str] = []  # at most one
+        try:
+            await self._pump(context, pick_ids)
+        except asyncio.CancelledError:
+            raise  # grpc leaks memory when a handler swallows the cancellation of its stream
+        except DecodeError:
+            # Nothing can be said of this request; a clean end lets Envoy route it by its fallback policy.
+            self.undecodable += 1
+            log.debug("message that does not decode; the request goes on without a pick")
+        except Exception:
+            self.failures += 1
+            log.exception("bug in the request path; the request goes on without a pick")
+        finally:
+            self.open_streams -= 1
+            if pick_ids:
+                self._router.stream_ended(pick_ids[0], self._clock())
+
+    async def _pump(self, context: Any, pick_ids: list[str]) -> None:
+        raw = await context.read()
+        if raw is _EOF:
+            return
+        message = _parse(raw)
+        part = decode.part_of(message)
+        pool = self._pool(context) if self._several_pools else None
+        close_early = self._close_early()
+        exchange = Exchange(
+            decode.opening(message, pool),
+            part or Part.REQUEST_HEADERS,
+            max_body_bytes=self._max_body_bytes,
+            close_early=close_early,
+        )
+        while True:
+            if part is not None and await self._answer(exchange, message, part, context, pick_ids):
+                return
+            # Envoy often resets the stream while this read is pending. A cancelled read leaks its pending batch in
+            # grpc's C core (80 bytes each, for ever), so the read is a task of its own that is never cancelled.
+            read = asyncio.ensure_future(context.read())
+            read.add_done_callback(_retrieve)
+            raw = await asyncio.shield(read)
+            if raw is _EOF:
+                return
+            message = _parse(raw)
+            part = decode.part_of(message)
+
+    async def _answer(
+        self, exchange: Exchange, message: ProcessingRequest, part: Part, context: Any, pick_ids: list[str]
+    ) -> bool:
+        """Answer one message; true when we are done with the stream."""
+        started_s = self._clock()
+        actions = exchange.receive(decode.event(message, part))
+        for action in actions:
+            if type(action) is RequestPick:
+                decision = self._router.route(action.raw, started_s)
+                if isinstance(decision, Pick):
+                    pick_ids.append(decision.pick_id)
+                self._observe_decision(self._clock() - started_s)
+                actions = exchange.decided(decision)
+                break
+        for action in actions:
+            match action:
+                case SendPick():
+                    await context.write(encode.pick(action))
+                case Continue():
+                    await context.write(encode.continue_(action))
+                case EchoBody():
+                    await context.write(encode.echo(action))
+                case SendRejection():
+                    await context.write(encode.rejection(action.rejection))
+                case Close():
+                    self._router.detach(pick_ids[0])
+                    return True
+        return False
+
+    @staticmethod
+    def _pool(context: Any) -> str | None:
+        for key, value in context.invocation_metadata() or ():
+            if key == POOL_METADATA:
+                return str(value)
+        return None
+
+
+def handlers(processor: Processor) -> grpc.GenericRpcHandler:
+    """The processor as a gRPC service that reads and writes raw bytes."""
+    method = grpc.stream_stream_rpc_method_handler(processor.process)
+    return grpc.method_handlers_generic_handler(SERVICE, {"Process": method})

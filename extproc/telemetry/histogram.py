@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from extproc.pool.sample import Histogram
 from extproc.telemetry.exposition import Labels, read_float
@@ -52,4 +53,4 @@ def finite_sum(values: Iterable[float]) -> float | None:
 
 def _rises_from_zero(counts: Sequence[float]) -> bool:
     """Comparisons with NaN are false, so a NaN fails here too."""
-    return counts[0] >= 0 and all(low <= high for low, high in zip(counts, counts[1:], strict=False))
+    return counts[0] >= 0 and all(low <= high for low, high in pairwise(counts))

@@ -1,0 +1,117 @@
+"""Who are the members, when the configuration names them by DNS?
+
+Every name is resolved again each `dns_refresh_s` (+-10 %). A resolution that fails or does not end keeps the addresses
+that the name had: a DNS server that is down must not empty a healthy fleet. What has really gone is noticed by the
+scrapes. One name that hangs holds up a round by `_ROUND_S` at most, and is not asked again before its last question has
+ended: it takes one resolver thread, not one more each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from extproc.config.settings import EndpointSettings, PoolSettings
+from extproc.discovery.source import EndpointSet, endpoint_set, literal_address
+from extproc.endpoint import Address, split_host_port
+
+log = logging.getLogger(__name__)
+
+_JITTER = 0.1
+_ROUND_S = 2.0  # longest wait for the answers of one round, if dns_refresh_s is not shorter
+
+Resolver = Callable[[str], Awaitable[list[str]]]
+
+
+async def system_resolver(name: str) -> list[str]:
+    """The A and AAAA records of a name, by the system's resolver. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in found if info[0] in (socket.AF_INET, socket.AF_INET6)]
+
+
+class DnsSource:
+    """IP addresses among the entries are taken as they are."""
+
+    def __init__(
+        self,
+        pool: PoolSettings,
+        resolver: Resolver = system_resolver,
+        rng: random.Random | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._pool = pool
+        self._resolver = resolver
+        self._rng = rng or random.Random()
+        self._sleep = sleep
+        hosts = (split_host_port(entry.address)[0] for entry in pool.endpoints if literal_address(entry) is None)
+        self._names = tuple(dict.fromkeys(hosts))
+        self._known: dict[str, tuple[str, ...]] = {}  # last good answer, sorted: DNS servers rotate theirs
+        self._failing: dict[str, str] = {}
+
+    @property
+    def failing(self) -> dict[str, str]:
+        """Names whose last resolution failed or has not ended, and why."""
+        return dict(self._failing)
+
+    async def watch(self) -> AsyncGenerator[EndpointSet, None]:
+        pending: dict[str, asyncio.Task[list[str]]] = {}
+        last: EndpointSet | None = None
+        refresh_s = self._pool.dns_refresh_s
+        try:
+            while True:
+                await self._round(pending, min(refresh_s, _ROUND_S))
+                now = endpoint_set(self._pool.endpoints, self._addresses)
+                if now != last:
+                    last = now
+                    yield now
+                await self._sleep(refresh_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+        finally:
+            for task in pending.values():
+                task.cancel()
+            await asyncio.gather(*pending.values(), return_exceptions=True)
+
+    async def _round(self, pending: dict[str, asyncio.Task[list[str]]], timeout_s: float) -> None:
+        for name in self._names:
+            if name not in pending:
+                pending[name] = asyncio.create_task(self._resolve(name), name=f"resolve {name}")
+        if pending:
+            await asyncio.wait(pending.values(), timeout=timeout_s)
+        for name, task in list(pending.items()):
+            if not task.done():
+                self._note(name, f"no answer within {timeout_s:g} s")
+                continue
+            del pending[name]
+            try:
+                answer = task.result()
+            except (OSError, UnicodeError) as error:  # UnicodeError: no DNS name can look like this
+                self._note(name, str(error))
+                continue
+            if not answer:
+                self._note(name, "the answer has no usable address")
+                continue
+            self._known[name] = tuple(answer)
+            self._note(name, None)
+
+    async def _resolve(self, name: str) -> list[str]:
+        # A link-local address comes with a zone id, which Envoy cannot route to.
+        usable = {text for text in await self._resolver(name) if "%" not in text}
+        return sorted(usable, key=lambda text: (":" in text, text))
+
+    def _addresses(self, entry: EndpointSettings) -> tuple[Address, ...]:
+        host, port = split_host_port(entry.address)
+        return tuple(Address.of(ip, port) for ip in self._known.get(host, ()))
+
+    def _note(self, name: str, reason: str | None) -> None:
+        """Log when a name begins to fail and when it is well again, not each time."""
+        before = self._failing.pop(name, None)
+        if reason is not None:
+            self._failing[name] = reason
+            if before is None:
+                kept = len(self._known.get(name, ()))
+                log.warning("cannot resolve %s: %s; keeping its last %d address(es)", name, reason, kept)
+        elif before is not None:
+            log.info("%s resolves again", name)

@@ -23,14 +23,15 @@ from extproc.admin import http as admin_http
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import status
 from extproc.config.settings import PoolSettings, Settings
-from extproc.discovery.source import source_for
+from extproc.discovery.choose import source_of
 from extproc.endpoint import Endpoint, format_host, split_host_port
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
 from extproc.server import access_log, health, listener, processor
-from extproc.telemetry.poller import Poller, ScrapeFailure
+from extproc.telemetry.poller import Poller
+from extproc.telemetry.scrape import FailureKind, ScrapeFailure
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class App:
             id_prefix=f"{secrets.token_hex(4)}-",
         )
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
-        self._registry, decision = registry(
-            RouterCollector(self.router, self._service_counts, self.ready, clock)
-        )
+        self._registry, decision = registry(RouterCollector(self.router, self._service_counts, self.ready, clock))
         self._processor = processor.Processor(
             self.router,
             max_body_bytes=settings.max_body_bytes,
@@ -111,9 +110,7 @@ class App:
         await server.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                background = [
-                    tasks.create_task(coroutine, name=name) for name, coroutine in self._background().items()
-                ]
+                background = [tasks.create_task(coroutine, name=name) for name, coroutine in self._background().items()]
                 self._announce()
                 started(self)
                 await stop.wait()
@@ -139,7 +136,7 @@ class App:
         return coroutines
 
     async def _discover(self, pool: Pool, settings: PoolSettings, poller: Poller) -> None:
-        async for endpoints in source_for(settings):
+        async for endpoints in source_of(settings).watch():
             change = pool.set_endpoints(endpoints)
             poller.set_endpoints([member.endpoint for member in pool.members])
             log.info(
@@ -195,6 +192,10 @@ class App:
         }
 
 
+# A broken page or a bad certificate is an answer too: somebody is there, and may well serve requests.
+_ANSWERED = frozenset({FailureKind.HTTP_STATUS, FailureKind.BROKEN, FailureKind.TLS})
+
+
 class _PoolSink:
     """Hands the poller's results to the router."""
 
@@ -209,19 +210,17 @@ class _PoolSink:
     def on_failure(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
         self._pool.scrape_failed(
             endpoint.address,
-            str(failure),
+            f"{failure.kind}: {failure.detail}",
             self._clock(),
-            answered=failure.answered,
-            refused=failure.refused,
+            answered=failure.kind in _ANSWERED,
+            refused=failure.kind is FailureKind.REFUSED,
         )
 
 
 def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
     scrape = pool.scrape or settings.scrape
     scheduling = pool.scheduling or settings.scheduling
-    return PoolPlan(
-        Pool(name, stale_after_s=scrape.stale_after_s), PROFILES[scheduling.profile], scheduling.hosts
-    )
+    return PoolPlan(Pool(name, stale_after_s=scrape.stale_after_s), PROFILES[scheduling.profile], scheduling.hosts)
 
 
 def _listing(words: str, endpoints: tuple[Endpoint, ...]) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_NOTHING: Mapping[str, str] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
@@ -14,7 +12,7 @@ class RawRequest:
 
     method: str = ""  # "" where the exchange shape does not tell
     path: str = ""  # with the query; "" where the exchange shape does not tell
-    headers: Mapping[str, str] = field(default=_NOTHING)  # lower-case names; only those Envoy sent us
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only those Envoy sent us
     body: bytes = b""
     pool: str | None = None  # chosen by the route's configuration; None: the default pool
     # Addresses the gateway restricts the pick to (`host:port`, or a bare IP); None: no restriction.

@@ -17,9 +17,6 @@ class BodyMode(IntEnum):
     FULL_DUPLEX_STREAMED = 4
 
 
-_NOTHING: Mapping[str, str] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What only the first message of a stream carries."""
@@ -29,7 +26,7 @@ class Opening:
     observe_only: bool = False  # Envoy wants no answers (observability mode)
     method: str = ""  # from request attributes; "" when not sent
     path: str = ""
-    headers: Mapping[str, str] = field(default=_NOTHING)  # single headers sent as request attributes
+    headers: Mapping[str, str] = field(default_factory=dict)  # single headers sent as request attributes
     pool: str | None = None
     subset: frozenset[str] | None = None
 
@@ -52,4 +49,4 @@ class Event:
     part: Part
     end_of_stream: bool = False  # nothing follows on this side
     body: bytes = b""  # of a body part
-    headers: Mapping[str, str] = field(default=_NOTHING)  # of REQUEST_HEADERS; lower-case names, pseudo headers too
+    headers: Mapping[str, str] = field(default_factory=dict)  # of REQUEST_HEADERS; lower-case names, pseudo headers too

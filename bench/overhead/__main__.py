@@ -96,11 +96,12 @@ def _run(options: argparse.Namespace, folder: Path, console: Console) -> tuple[M
         seconds=options.seconds,
         bodies={size: folder / f"bodies-{size}kb" for size in options.sizes},
         script=folder / "load.lua",
+        probe_body=bodies.chat_body(1024, 0),
     )
     plan.script.write_text(load.SCRIPT)
     for size, path in plan.bodies.items():
         bodies.write_bodies(path, size * 1024)
-    starter = Starter(folder, options.envoy_concurrency, probe_body=bodies.chat_body(1024, 0))
+    starter = Starter(folder, options.envoy_concurrency, plan.probe_body)
     try:
         servers = starter.servers()
         started, failures = _start_arms(options.arms, starter, servers, console)
@@ -120,7 +121,7 @@ def _run(options: argparse.Namespace, folder: Path, console: Console) -> tuple[M
                 if not console.is_terminal:
                     console.print(text, highlight=False)
 
-            measured = measure(plan, started, servers, starter.answers, step)
+            measured = measure(plan, started, servers, step)
         measured.failures.update(failures)
         return measured, started
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ PEER_ARMS = {
 ENVOY_ALONE = "envoy-alone"
 ARMS = (ENVOY_ALONE, *SHAPES, *PEER_ARMS)
 SERVERS = 4
+SERVICE_COMMAND = (sys.executable, "-c", "from extproc.cli import main; main()")  # needs no installed script
 
 
 def fetch(url: str, body: bytes | None = None) -> tuple[int, str]:
@@ -85,6 +87,7 @@ class Arm:
     service: Process | None = None  # None: Envoy alone
     envoy: Process | None = None  # None: the arm has no Envoy
     envoy_admin_port: int | None = None  # None: no pick to check
+    service_admin_port: int | None = None  # None: no /readyz to wait for
     command: tuple[str, ...] = field(default=())
 
     @property
@@ -92,16 +95,42 @@ class Arm:
         return tuple(each for each in (self.service, self.envoy) if each is not None)
 
     def freeze(self) -> None:
-        for process in self.processes:
+        for process in reversed(self.processes):
             process.freeze()
 
-    def thaw(self) -> None:
+    def thaw(self, probe_body: bytes) -> None:
+        """Let it run again, and wait until it works as before.
+
+        A frozen service has no fresh samples and says "not ready" when it wakes. Envoy would see that and leave it out
+        for seconds, so Envoy wakes after the service is ready again.
+
+        Raises:
+            ArmFailedError: it does not work again within a minute.
+        """
         for process in self.processes:
             process.thaw()
+            if process is self.service and self.service_admin_port is not None:
+                self._wait_for_service()
+        # Timers that were due while frozen fire now: health checks, scrapes. Let them pass before a clock starts.
+        time.sleep(0.1)
+        wait_until(f"{self.name} answers", lambda: self._answers(probe_body), self.processes)
+
+    def _wait_for_service(self) -> None:
+        port = self.service_admin_port
+        wait_until(
+            f"{self.name}: the service is ready", lambda: port is None or _gives_200(port, "/readyz"), self.processes
+        )
+
+    def _answers(self, probe_body: bytes) -> bool:
+        """Envoy lets requests through while it has not seen the service healthy; without a pick one does not count."""
+        before = self.picks().get("streams_started")
+        if fetch(f"http://127.0.0.1:{self.port}/v1/chat/completions", probe_body)[0] != 200:
+            return False
+        return before is None or self.picks().get("streams_started", 0) > before
 
     def picks(self) -> Mapping[str, int]:
         """Envoy's ext_proc counters, by their last name; empty for arms without ext_proc."""
-        if self.envoy_admin_port is None or self.service is None:
+        if self.envoy_admin_port is None:
             return {}
         stats = envoy_stats(self.envoy_admin_port, "ext_proc")
         counters: dict[str, int] = {}
@@ -149,11 +178,6 @@ class Starter:
         while self._started:
             self._started.pop().stop()
 
-    def stop_arm(self, arm: Arm) -> None:
-        for process in arm.processes:
-            process.stop()
-            self._started.remove(process)
-
     def _start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
         process = start(name, command, self.folder, env)
         self._started.append(process)
@@ -174,66 +198,49 @@ class Starter:
 
     def arm(self, name: str, servers: Servers) -> Arm:
         """Start an arm and wait until it answers a request through each of its parts."""
-        begin = _Begin(self, servers)
         if name == ENVOY_ALONE:
-            return begin.envoy_alone()
-        if name in SHAPES:
-            return begin.shape(name)
-        return begin.peer(name)
-
-    def answers(self, port: int) -> bool:
-        return fetch(f"http://127.0.0.1:{port}/v1/chat/completions", self.probe_body)[0] == 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    starter: Starter
-    servers: Servers
-
-    def envoy_alone(self) -> Arm:
-        ports = front.FrontPorts(*free_ports(4))
-        shipped = front.read_config(ROOT / "envoy" / SHAPES["extproc-a"])
-        placed = front.with_addresses(shipped, ports, self.servers.ports)
-        config = self.starter.folder / f"{ENVOY_ALONE}.yaml"
-        front.write_config(config, front.without_service(placed))
-        envoy = self.starter._envoy(ENVOY_ALONE, config)
-        wait_until(f"{ENVOY_ALONE} answers", lambda: self.starter.answers(ports.listener), [envoy])
-        return Arm(ENVOY_ALONE, ports.listener, envoy=envoy, envoy_admin_port=ports.envoy_admin)
-
-    def shape(self, name: str) -> Arm:
-        ports = front.FrontPorts(*free_ports(4))
-        config = self.starter.folder / f"{name}.yaml"
-        shipped = front.read_config(ROOT / "envoy" / SHAPES[name])
-        front.write_config(config, front.with_addresses(shipped, ports, self.servers.ports))
-        command = [sys.executable, "-c", "from extproc.cli import main; main()", "serve", "--envoy", str(config)]
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        service = self.starter._start(f"{name}-service", command, {**os.environ, "PYTHONPATH": path})
-        wait_until(f"{name}: the service is ready", lambda: _gives_200(ports.service_admin, "/readyz"), [service])
-        envoy = self.starter._envoy(f"{name}-envoy", config)
-        arm = Arm(name, ports.listener, service, envoy, ports.envoy_admin)
-        wait_until(f"{name} answers with a pick", lambda: self._answers_with_pick(arm), arm.processes)
+            arm = self._envoy_alone(servers)
+        elif name in SHAPES:
+            arm = self._shape(name, servers)
+        else:
+            arm = self._peer(name, servers)
+        wait_until(f"{name} answers", lambda: arm._answers(self.probe_body), arm.processes)
         return arm
 
-    def _answers_with_pick(self, arm: Arm) -> bool:
-        """Envoy lets requests through without us while it has not yet seen the service healthy; that does not count."""
-        before = arm.picks().get("streams_started", 0)
-        return self.starter.answers(arm.port) and arm.picks().get("streams_started", 0) > before
+    def _envoy_alone(self, servers: Servers) -> Arm:
+        ports = front.FrontPorts(*free_ports(4))
+        shipped = front.read_config(ROOT / "envoy" / SHAPES["extproc-a"])
+        config = self.folder / f"{ENVOY_ALONE}.yaml"
+        front.write_config(config, front.without_service(front.with_addresses(shipped, ports, servers.ports)))
+        return Arm(ENVOY_ALONE, ports.listener, envoy=self._envoy(ENVOY_ALONE, config))
 
-    def peer(self, name: str) -> Arm:
+    def _shape(self, name: str, servers: Servers) -> Arm:
+        ports = front.FrontPorts(*free_ports(4))
+        config = self.folder / f"{name}.yaml"
+        shipped = front.read_config(ROOT / "envoy" / SHAPES[name])
+        front.write_config(config, front.with_addresses(shipped, ports, servers.ports))
+        command = [*SERVICE_COMMAND, "serve", "--envoy", str(config)]
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        service = self._start(f"{name}-service", command, {**os.environ, "PYTHONPATH": path})
+        wait_until(f"{name}: the service is ready", lambda: _gives_200(ports.service_admin, "/readyz"), [service])
+        envoy = self._envoy(f"{name}-envoy", config)
+        return Arm(name, ports.listener, service, envoy, ports.envoy_admin, ports.service_admin)
+
+    def _peer(self, name: str, servers: Servers) -> Arm:
         distribution, policy = PEER_ARMS[name]
         port, metrics_port = free_ports(2)
-        command = peers.command_line(ROOT, peers.PEERS[distribution], policy, port, metrics_port, self.servers.ports)
-        process = self.starter._start(name, command)
-        wait_until(f"{name} answers for {SERVERS} workers", lambda: self._knows_workers(port), [process])
+        command = peers.command_line(ROOT, peers.PEERS[distribution], policy, port, metrics_port, servers.ports)
+        process = self._start(name, command)
+        wait_until(f"{name} knows its {SERVERS} workers", lambda: _healthy_workers(port) == SERVERS, [process])
         return Arm(name, port, process, command=tuple(command))
 
-    def _knows_workers(self, port: int) -> bool:
-        status, text = fetch(f"http://127.0.0.1:{port}/workers")
-        if status != 200:
-            return False
-        workers = json.loads(text).get("workers", [])
-        healthy = sum(1 for worker in workers if worker.get("is_healthy"))
-        return healthy == len(self.servers.ports) and self.starter.answers(port)
+
+def _healthy_workers(port: int) -> int:
+    """Workers that a peer has registered and found healthy; all peers tell on the same path."""
+    status, text = fetch(f"http://127.0.0.1:{port}/workers")
+    if status != 200:
+        return 0
+    return sum(1 for worker in json.loads(text).get("workers", []) if worker.get("is_healthy"))
 
 
 def _gives_200(port: int, path: str) -> bool:

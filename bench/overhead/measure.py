@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.overhead.arms import Arm, Servers, check_picks
 from bench.overhead.load import run_load
-from bench.overhead.process import CLOCK_TICKS_PER_S, ArmFailedError, Process, wait_until
+from bench.overhead.process import CLOCK_TICKS_PER_S, ArmFailedError, Process
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,11 +97,10 @@ class Plan:
     seconds: int
     bodies: dict[int, Path]  # by size in KB
     script: Path
+    probe_body: bytes
 
 
-def measure(
-    plan: Plan, arms: list[Arm], servers: Servers, probe: Callable[[int], bool], step: Callable[[str], object]
-) -> Measurements:
+def measure(plan: Plan, arms: Sequence[Arm], servers: Servers, step: Callable[[str], object]) -> Measurements:
     """Measure every arm in every cell. All arms are frozen when this begins and when it ends.
 
     An arm that fails is left out from then on and named in `failures`; the others go on.
@@ -114,7 +113,7 @@ def measure(
             for arm in list(running):
                 step(f"round {number} of {plan.rounds}: {cell.body_kb} KB, concurrency {cell.concurrency}, {arm.name}")
                 try:
-                    window = _measure_one(plan, cell, arm, servers, probe, warm_up=number == 1)
+                    window = _measure_one(plan, cell, arm, servers, warm_up=number == 1)
                 except ArmFailedError as error:
                     result.failures[arm.name] = str(error)
                     running.remove(arm)
@@ -125,13 +124,8 @@ def measure(
     return result
 
 
-def _measure_one(
-    plan: Plan, cell: Cell, arm: Arm, servers: Servers, probe: Callable[[int], bool], *, warm_up: bool
-) -> Window:
-    arm.thaw()
-    # Thawed timers fire at once: health checks and scrapes that were due. Let them pass before the clock starts.
-    time.sleep(0.1)
-    wait_until(f"{arm.name} answers again", lambda: probe(arm.port), arm.processes, timeout_s=15)
+def _measure_one(plan: Plan, cell: Cell, arm: Arm, servers: Servers, *, warm_up: bool) -> Window:
+    arm.thaw(plan.probe_body)
 
     def load(seconds: int) -> LoadWithCpu:
         meter = _Meter.read(arm, servers)

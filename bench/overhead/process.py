@@ -79,8 +79,7 @@ class Process:
             self.thaw()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End it, and wait until it has ended; killed when it does not go within `grace_s`."""
-        self.ask_to_stop()
+        """Wait until it has ended, as it was asked to; killed when it does not go within `grace_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(grace_s)
         self._signal(signal.SIGKILL)  # what is left of the session: children that outlived their parent

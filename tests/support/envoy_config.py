@@ -1,0 +1,79 @@
+"""How does a test run one of the shipped files? Only its ports and addresses are replaced."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.envoy_wheels import ROOT
+
+SHAPES = {"A": "envoy.yaml", "B": "envoy-headers-then-body.yaml", "C": "envoy-full-duplex.yaml"}
+Json = dict[str, Any]
+
+
+def shipped(shape: str) -> Json:
+    """The shipped file of an exchange shape, as data."""
+    config = yaml.safe_load((ROOT / "envoy" / SHAPES[shape]).read_text())
+    unshared: Json = json.loads(json.dumps(config))  # YAML anchors would make one change appear in several places
+    return unshared
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def place(config: Json, *, listener: int, admin: int, grpc: int, service_admin: int, servers: Iterable[int]) -> None:
+    """Put a shipped file onto these ports of loopback."""
+    config["static_resources"]["listeners"][0]["address"] = _socket(listener)
+    config["admin"]["address"] = _socket(admin)
+    config["node"]["metadata"]["extproc"]["grpc"]["listen"] = f"127.0.0.1:{grpc}"
+    config["node"]["metadata"]["extproc"]["admin"]["listen"] = f"127.0.0.1:{service_admin}"
+    _endpoints(config, "extproc", [grpc])
+    _endpoints(config, "vllm", servers)
+
+
+def write(config: Json, path: Path) -> Path:
+    """JSON is YAML in which every string is quoted, as Envoy's reader needs it."""
+    path.write_text(json.dumps(config, indent=1))
+    return path
+
+
+def cluster(config: Json, name: str) -> Json:
+    return next(c for c in config["static_resources"]["clusters"] if c["name"] == name)
+
+
+def connection_manager(config: Json) -> Json:
+    found: Json = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def http_filter(config: Json, name: str) -> Json:
+    """The typed_config of `envoy.filters.http.<name>`."""
+    filters = connection_manager(config)["http_filters"]
+    found: Json = next(f["typed_config"] for f in filters if f["name"] == f"envoy.filters.http.{name}")
+    return found
+
+
+def settings_of(config: Json) -> Json:
+    """The service's own block."""
+    found: Json = config["node"]["metadata"]["extproc"]
+    return found
+
+
+def _endpoints(config: Json, name: str, ports: Iterable[int]) -> None:
+    cluster(config, name)["load_assignment"]["endpoints"] = [
+        {"lb_endpoints": [{"endpoint": {"address": _socket(port)}} for port in ports]}
+    ]
+
+
+def _socket(port: int) -> Json:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}

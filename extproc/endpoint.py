@@ -12,14 +12,14 @@ def format_host(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def split_host_port(text: str) -> tuple[str, int]:
-    """Read `host:port`, `[v6]:port` (IP or DNS name).
+def split_host_port(text: str, *, lowest_port: int = 1) -> tuple[str, int]:
+    """Read `host:port`, `[v6]:port` (IP or DNS name). `lowest_port` 0 also allows "any free port", for listening.
 
     Raises:
-        ValueError: no port, a port outside 1..65535, an empty host, an IPv6 address without brackets.
+        ValueError: no port, a port outside the range, an empty host, an IPv6 address without brackets.
     """
     host, colon, port_text = text.strip().rpartition(":")
-    if not colon or not port_text:
+    if not colon or not port_text or port_text.endswith("]"):
         raise ValueError(f'"{text}" has no port; write host:port')
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -27,9 +27,21 @@ def split_host_port(text: str) -> tuple[str, int]:
         raise ValueError(f'"{text}": put an IPv6 address in brackets, as in [fd00::10]:8000')
     if not host:
         raise ValueError(f'"{text}" has no host; write host:port')
-    if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text) <= 65535:
-        raise ValueError(f'"{text}": the port must be a number from 1 to 65535')
+    if not (port_text.isascii() and port_text.isdigit()) or not lowest_port <= int(port_text) <= 65535:
+        raise ValueError(f'"{text}": the port must be a number from {lowest_port} to 65535')
     return host, int(port_text)
+
+
+def _canonical(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """The spelling of inet_ntop, which is Envoy's: it looks a pick up among its hosts as text.
+
+    Python's differs for addresses that hold an IPv4 one: `::ffff:a00:1` before 3.13, where Envoy has
+    `::ffff:10.0.0.1`; and `::a00:1` in all versions, where Envoy has `::10.0.0.1`.
+    """
+    number = int(ip)
+    if ip.version == 6 and (0xFFFF < number < 1 << 32 or number >> 32 == 0xFFFF):
+        return f"::{'ffff:' if number >> 32 else ''}{ipaddress.IPv4Address(number & 0xFFFFFFFF)}"
+    return str(ip)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +66,7 @@ class Address:
             raise ValueError(f'"{ip}": an IPv6 zone id cannot be routed to by Envoy; leave out "%..."')
         if not 1 <= port <= 65535:
             raise ValueError(f"port {port} must be from 1 to 65535")
-        return cls(str(ipaddress.ip_address(bare)), port)
+        return cls(_canonical(ipaddress.ip_address(bare)), port)
 
     @classmethod
     def parse(cls, text: str) -> Self:

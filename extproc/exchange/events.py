@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import IntEnum, auto
 
 
 class BodyMode(IntEnum):
@@ -31,7 +31,7 @@ class Opening:
     subset: frozenset[str] | None = None
 
 
-class Part(Enum):
+class Part(IntEnum):
     """The part of the exchange that a message is about, and that its one reply must be about."""
 
     REQUEST_HEADERS = auto()

@@ -27,7 +27,7 @@ A request for a protocol upgrade or a bidirectional call has no end of body to w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.exchange.actions import (
@@ -45,7 +45,7 @@ from extproc.request import RawRequest
 CHUNK_BYTES = 62_000  # Envoy's bound for one streamed body reply is 64 KiB with its framing
 
 
-class Shape(Enum):
+class Shape(IntEnum):
     """How Envoy talks to us on this stream."""
 
     BODY_FIRST = auto()
@@ -55,7 +55,7 @@ class Shape(Enum):
     STREAMED = auto()
 
 
-class State(Enum):
+class State(IntEnum):
     """How far the request is."""
 
     OPEN = auto()
@@ -181,14 +181,18 @@ class Exchange:
 
     def _after_full_duplex_body(self, event: Event) -> list[Action]:
         # Envoy 1.35 and newer send one more, empty, chunk after the end of the body: it wants no reply.
-        return [EchoBody(event.part, event.body, event.end_of_stream)] if self._endless else []
+        return self._echo(event) if self._endless else []
 
     def _polite(self, event: Event) -> list[Action]:
         if event.part is Part.RESPONSE_BODY and self._opening.response_body is BodyMode.FULL_DUPLEX_STREAMED:
-            return [EchoBody(event.part, body, event.end_of_stream and last) for body, last in _pieces((event.body,))]
+            return self._echo(event)
         return [Continue(event.part)]
 
     # Helpers.
+
+    @staticmethod
+    def _echo(event: Event) -> list[Action]:
+        return [EchoBody(event.part, body, event.end_of_stream and last) for body, last in _pieces((event.body,))]
 
     @property
     def _endless(self) -> bool:

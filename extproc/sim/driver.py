@@ -14,12 +14,12 @@ from extproc.sim.events import Event, Finished, Preempted, Request
 _SPIN_BELOW_S = 0.0005  # timers of uvloop count in milliseconds
 
 
-class EngineDied(Exception):
+class EngineDiedError(Exception):
     """The engine was stopped under a running request."""
 
 
 class Mailbox:
-    """Events of one request, for one reader."""
+    """Events of one request, or a few, for one reader."""
 
     __slots__ = ("_died", "_events", "_waiter")
 
@@ -34,17 +34,17 @@ class Mailbox:
         self._wake()
 
     def die(self) -> None:
-        """Let the reader fail with EngineDied."""
+        """Let the reader fail with EngineDiedError."""
         self._died = True
         self._wake()
 
     async def get(self) -> list[Event]:
-        """Wait for events: one or more, oldest first. Raises EngineDied."""
+        """Wait for events: one or more, oldest first. Raises EngineDiedError."""
         while not self._events and not self._died:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._died:
-            raise EngineDied
+            raise EngineDiedError
         events, self._events = self._events, []
         return events
 
@@ -69,15 +69,12 @@ class EngineDriver:
         """Requests that have not ended."""
         return len(self._mailboxes)
 
-    def submit(self, request: Request) -> Mailbox:
-        """Give a request to the engine. Raises ValueError as `Engine.submit` does."""
-        mailbox = Mailbox()
-        if self._halted:
-            return mailbox  # nothing will ever come
-        self.engine.submit(request, self._loop.time())
-        self._mailboxes[request.id] = mailbox
-        self._rearm()
-        return mailbox
+    def submit(self, request: Request, mailbox: Mailbox) -> None:
+        """Give a request to the engine. Raises ValueError as `Engine.submit` does. Silent once halted."""
+        if not self._halted:
+            self.engine.submit(request, self._loop.time())
+            self._mailboxes[request.id] = mailbox
+            self._rearm()
 
     def abort(self, request_id: str) -> None:
         """The reader is gone: take the request out of the engine, if it is still there."""

@@ -1,8 +1,8 @@
 """What does a simulated engine say on its metrics page?
 
 The families, label sets, help texts and buckets of the page that a real vLLM 0.32 gives, in its order, but without the
-`_created` series and with few of the Python process's own. What the model has no notion of (external caches, multi-modal
-cache, FLOP counts) is 0, as it is on a server that does not use it.
+`_created` series and with few of the Python process's own. What the model has no notion of (external caches,
+multi-modal cache, FLOP counts) is 0, as it is on a server that does not use it.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ _SCALARS_BEFORE: tuple[tuple[str, str, str, tuple[tuple[str, _Read], ...]], ...]
     (
         "num_requests_waiting_by_reason",
         "gauge",
-        "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; 'deferred' = "
-        "deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all reasons equals "
+        "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; 'deferred' "
+        "= deferred by transient constraints (LoRA budget, KV transfer, blocked status). Sum of all reasons equals "
         "vllm:num_requests_waiting.",
         ((',reason="capacity"', lambda r: r.engine.waiting), (',reason="deferred"', lambda r: 0)),
     ),
     (
         "engine_sleep_state",
         "gauge",
-        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; weights_offloaded = 1 "
-        "means sleep level 1; discard_all = 1 means sleep level 2.",
+        "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; weights_offloaded = "
+        "1 means sleep level 1; discard_all = 1 means sleep level 2.",
         (
             (',sleep_state="awake"', lambda r: not r.asleep),
             (',sleep_state="weights_offloaded"', lambda r: r.asleep),
@@ -110,7 +110,8 @@ _SCALARS_BEFORE: tuple[tuple[str, str, str, tuple[tuple[str, _Read], ...]], ...]
     (
         "external_prefix_cache_hits_total",
         "counter",
-        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached tokens.",
+        "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached "
+        "tokens.",
         (("", lambda r: 0),),
     ),
     (
@@ -159,8 +160,8 @@ _SCALARS_BEFORE: tuple[tuple[str, str, str, tuple[tuple[str, _Read], ...]], ...]
     (
         "prompt_tokens_cached_by_source_total",
         "counter",
-        "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to DRAM), disk, "
-        "p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; sums to "
+        "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to DRAM), "
+        "disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; sums to "
         "vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
         (
             (',source="device"', lambda r: r.engine.stats.prefix_hits),
@@ -292,9 +293,7 @@ class MetricsPage:
     def render(self, readings: Readings) -> bytes:
         """The page now."""
         out = [
-            _head(
-                "process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds."
-            ),
+            _head("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds."),
             f"process_start_time_seconds {readings.started_unix_s!r}\n",
         ]
         out += [f"{prefix}{float(read(readings))!r}\n" for prefix, read in self._scalars]
@@ -327,9 +326,7 @@ class MetricsPage:
         for reason, n in readings.engine.stats.finished.items():
             out.append(f'{success}{{engine="0",finished_reason="{reason}",{model}}} {n}.0\n')
         rejections = "vllm:admission_rejections_total"
-        out.append(
-            _head(rejections, "counter", "Number of admission attempts rejected by a queue limit, by reason.")
-        )
+        out.append(_head(rejections, "counter", "Number of admission attempts rejected by a queue limit, by reason."))
         out.append(f'{rejections}{{{model},reason="max_num_queued_reqs"}} {readings.rejected}.0\n')
         out.append(f'{rejections}{{{model},reason="max_num_queued_tokens"}} 0.0\n')
         return out

@@ -55,13 +55,14 @@ class App:
             id_prefix=f"{secrets.token_hex(4)}-",
         )
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
-        self._registry, decision = registry(RouterCollector(self.router, self._service_counts, self.ready, clock))
         self._processor = processor.Processor(
             self.router,
             max_body_bytes=settings.max_body_bytes,
             close_early=self._close_early,
             clock=clock,
-            observe_decision=decision.observe,
+        )
+        self._registry = registry(
+            RouterCollector(self.router, self._service_counts, self._processor.decisions.cumulative, self.ready, clock)
         )
 
     def ready(self) -> bool:

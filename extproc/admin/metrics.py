@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, GCCollector, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from extproc.pool.member import State
 from extproc.router import Router
-
-# From 20 µs, what a pick over a few endpoints costs, to the 1 s that Envoy's message timeout allows.
-_DECISION_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.2, 1.0)
 
 
 class RouterCollector:
@@ -24,12 +21,15 @@ class RouterCollector:
         self,
         router: Router,
         service: Callable[[], Mapping[str, float]],
+        decisions: Callable[[], tuple[list[tuple[str, float]], float]],
         ready: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`."""
+        """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`. `decisions`: the
+        cumulative buckets and the sum, in seconds, of the time decisions took."""
         self._router = router
         self._service = service
+        self._decisions = decisions
         self._ready = ready
         self._clock = clock
 
@@ -40,6 +40,10 @@ class RouterCollector:
         yield from self._requests()
         yield from self._endpoints()
         yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
+        buckets, sum_s = self._decisions()
+        decision = HistogramMetricFamily("extproc_decision_seconds", "From a decoded request to its decision.")
+        decision.add_metric([], buckets, sum_s)
+        yield decision
         values = self._service()
         for name, (kind, text) in _SERVICE.items():
             yield kind(f"extproc_{name}", text, value=values[name])
@@ -116,17 +120,11 @@ _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily]
 }
 
 
-def registry(collector: RouterCollector) -> tuple[CollectorRegistry, Histogram]:
-    """A registry of its own (several services can live in one process), and the histogram of decision times."""
+def registry(collector: RouterCollector) -> CollectorRegistry:
+    """A registry of its own: several services can live in one process."""
     result = CollectorRegistry(auto_describe=False)
     result.register(collector)
     ProcessCollector(registry=result)
     PlatformCollector(registry=result)
     GCCollector(registry=result)
-    decision = Histogram(
-        "extproc_decision_seconds",
-        "From a decoded request to its decision.",
-        buckets=_DECISION_BUCKETS_S,
-        registry=result,
-    )
-    return result, decision
+    return result

@@ -20,6 +20,7 @@ _PARTS = {
     "response_body": Part.RESPONSE_BODY,
     "response_trailers": Part.RESPONSE_TRAILERS,
 }
+_MODES = {mode.value: mode for mode in BodyMode}
 _HEADER_PARTS = frozenset({Part.REQUEST_HEADERS, Part.RESPONSE_HEADERS})
 _BODY_PARTS = frozenset({Part.REQUEST_BODY, Part.RESPONSE_BODY})
 
@@ -45,13 +46,12 @@ def opening(message: ProcessingRequest, pool: str | None) -> Opening:
     headers: dict[str, str] = {}
     for struct in message.attributes.values():
         for key, value in struct.fields.items():
-            text = value.string_value
             if key == "request.path":
-                path = text
+                path = value.string_value
             elif key == "request.method":
-                method = text
+                method = value.string_value
             elif (name := _header_name(key)) is not None:
-                headers[name] = text
+                headers[name] = value.string_value
     return Opening(
         request_body=_mode(config.request_body_mode),
         response_body=_mode(config.response_body_mode),
@@ -76,10 +76,7 @@ def event(message: ProcessingRequest, part: Part) -> Event:
 
 
 def _mode(number: int) -> BodyMode:
-    try:
-        return BodyMode(number)
-    except ValueError:  # a mode newer than us: the headers are all that can be relied on
-        return BodyMode.NONE
+    return _MODES.get(number, BodyMode.NONE)  # of a mode newer than us only the headers can be relied on
 
 
 def _headers(headers: Any) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from extproc.exchange.exchange import Exchange
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
 from extproc.router import Router
 from extproc.server import decode, encode
+from extproc.server.durations import Durations
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,12 @@ _EOF = grpc.aio.EOF
 _parse = ProcessingRequest.FromString
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Look at a finished task's result, so that asyncio does not report it as forgotten."""
-    if not task.cancelled():
-        task.exception()
+async def _read(context: Any) -> Any:
+    """The next message, or EOF, also when the stream broke: what follows is the same."""
+    try:
+        return await context.read()
+    except (asyncio.CancelledError, grpc.aio.BaseError):
+        return _EOF
 
 
 class Processor:
@@ -44,10 +47,9 @@ class Processor:
         max_body_bytes: int,
         close_early: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
-        observe_decision: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`close_early` tells whether full duplex streams end after the request phase; `observe_decision` is
-        given the seconds from a decoded message to its written-out decision."""
+        """`close_early` tells whether full duplex streams end after the request phase."""
+        self.decisions = Durations()
         self.open_streams = 0
         self.streams = 0
         self.undecodable = 0
@@ -56,7 +58,6 @@ class Processor:
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
         self._clock = clock
-        self._observe_decision = observe_decision
         self._several_pools = len(router.plans) > 1
 
     async def process(self, _request_iterator: object, context: Any) -> None:
@@ -99,9 +100,7 @@ class Processor:
                 return
             # Envoy often resets the stream while this read is pending. A cancelled read leaks its pending batch in
             # grpc's C core (80 bytes each, for ever), so the read is a task of its own that is never cancelled.
-            read = asyncio.ensure_future(context.read())
-            read.add_done_callback(_retrieve)
-            raw = await asyncio.shield(read)
+            raw = await asyncio.shield(asyncio.ensure_future(_read(context)))
             if raw is _EOF:
                 return
             message = _parse(raw)
@@ -118,7 +117,7 @@ class Processor:
                 decision = self._router.route(action.raw, started_s)
                 if isinstance(decision, Pick):
                     pick_ids.append(decision.pick_id)
-                self._observe_decision(self._clock() - started_s)
+                self.decisions.add(self._clock() - started_s)
                 actions = exchange.decided(decision)
                 break
         for action in actions:

@@ -85,12 +85,13 @@ class Router:
     def complete(self, completion: Completion, now: float) -> None:
         """Take in what the access log tells of a request, and let it count for the server's health."""
         reservation = self.ledger.complete(completion, self.pools, now)
-        if reservation is None or not completion.final:
-            return
-        if reservation.outcome is Outcome.OK:
-            reservation.member.health.request_ok()
-        elif reservation.outcome is Outcome.FAILED and completion.served is not None:
-            reservation.member.health.request_fault(now)
+        if reservation is None or not completion.final or completion.served != reservation.member.address:
+            return  # the last: no server was reached, or one that is not ours
+        health = reservation.member.health
+        if reservation.outcome is Outcome.FAILED:
+            health.request_fault(now)
+        elif reservation.outcome is Outcome.OK and (completion.status or 0) < 400:
+            health.request_ok(reservation.picked_at_s)  # a 4xx says nothing: a broken engine can still refuse politely
 
     def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
         """Take in a sample of one endpoint."""

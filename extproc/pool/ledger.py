@@ -2,7 +2,9 @@
 
 A reservation is found by its pick id, since two witnesses tell of its end and neither can be relied on alone: the end
 of our stream (at once, but it says nothing of how), and Envoy's access log (a flush interval later, with everything).
-Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten.
+Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten. A detached one (see `detach`) whose
+end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
+has left or reports no load.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 
 LOG_WAIT_S = 10.0  # Envoy flushes its log every 0.25 s in the shipped configuration
+DETACHED_MAX_S = 7200.0  # 100,000 tokens at 50 ms take 5,000 s
 RECENT = 256  # picks kept for people to look at
 
 
@@ -33,7 +36,8 @@ class Ledger:
         self.served_elsewhere = 0  # by a host that we had not named: Envoy did not follow the pick
         self.unpicked = 0  # requests that Envoy routed without a pick of ours
         self._by_id: dict[str, Reservation] = {}
-        self._waiting_for_log: deque[Reservation] = deque()
+        self._waiting_for_log: deque[Reservation] = deque()  # by time of their end
+        self._detached: deque[Reservation] = deque()  # about by time of their pick; some have ended since
 
     @property
     def open_count(self) -> int:
@@ -56,6 +60,7 @@ class Ledger:
         reservation = self._by_id.get(pick_id)
         if reservation is not None:
             reservation.detached = True
+            self._detached.append(reservation)
 
     def presume_ended(self, reservations: Iterable[Reservation], now: float) -> None:
         """A sample shows that these are over (see `Member.observe`)."""
@@ -72,7 +77,8 @@ class Ledger:
         served = _find(completion, pools, reservation)
         if served is not None and served is not reservation.member:
             self.moved += 1
-            reservation.member.health.request_fault(now)
+            if completion.attempts > 1:  # else Envoy never tried the server that we named
+                reservation.member.health.request_declined(now)
             reservation.move(served, now)
         if not completion.final:
             return reservation
@@ -90,6 +96,9 @@ class Ledger:
             self._waiting_for_log.append(reservation)
 
     def _forget_old(self, now: float) -> None:
+        detached = self._detached
+        while detached and (not detached[0].open or detached[0].picked_at_s < now - DETACHED_MAX_S):
+            self._close(detached.popleft(), Outcome.UNKNOWN, now)
         waiting = self._waiting_for_log
         while waiting and (waiting[0].ended_at_s or 0.0) < now - LOG_WAIT_S:
             reservation = waiting.popleft()
@@ -106,7 +115,7 @@ def _find(completion: Completion, pools: Iterable[Pool], reservation: Reservatio
     """The member that served; None when no server was reached or it is not one that we know."""
     if completion.served is None or completion.served == reservation.member.address:
         return None
-    for pool in pools:
+    for pool in sorted(pools, key=lambda pool: pool.name != reservation.pool):  # a server can be in several pools
         member = pool.member(completion.served)
         if member is not None:
             return member

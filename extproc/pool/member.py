@@ -87,7 +87,7 @@ class Member:
         has fewer requests than we count as long sent, the oldest of them are over.
         """
         self.sample = sample
-        self.health.scrape_worked()
+        self.health.scrape_worked(asleep=bool(sample.sleeping))
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:
             oldest = next(iter(self._unseen))

@@ -44,12 +44,18 @@ class Reservation:
         return self.ended_at_s is None
 
     def move(self, member: Member, now: float) -> None:
-        """The request runs on another server than the one it was picked for (a retry)."""
-        if self.open and member is not self.member:
+        """The request runs, or has run, on another server than the one it was picked for (a retry).
+
+        The stream's end usually comes before the log entry that tells of the move; how the request went must then
+        still be told of the server that served it.
+        """
+        if member is self.member:
+            return
+        if self.open:
             self.member.discharge(self)
-            self.member = member
             self.charged_at_s = now
             member.charge(self)
+        self.member = member
 
     def close(self, outcome: Outcome, now: float) -> bool:
         """End the charge; false when it had ended before (the outcome may still be made more precise)."""

@@ -16,7 +16,7 @@ _NAME = re.compile(rb"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
 _LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*(,[ \t]*\}?|\})')
 _EMPTY_LABELS = re.compile(rb"[ \t]*\}")
 _KNOWN_HEAD_BYTES = 256
-_ESCAPE = re.compile(r'\\([\\n"])')
+_MAX_LABELS = 256  # vllm:cache_config_info has 37 in 0.32, and more with each release
 
 Labels = tuple[tuple[str, str], ...]  # sorted by name: equal for equal labels, whatever their order on the line
 
@@ -78,23 +78,28 @@ def _read_labels(line: bytes, at: int) -> tuple[Labels, int] | None:
     if empty:
         return (), empty.end()
     labels: list[tuple[str, str]] = []
-    while True:
+    while len(labels) < _MAX_LABELS:
         match = _LABEL.match(line, at)
         if match is None:
             return None
         key, value, end = match.groups()
         text = value.decode("utf-8", "replace")
-        labels.append((key.decode("ascii"), _ESCAPE.sub(_unescape, text) if "\\" in text else text))
+        labels.append((key.decode("ascii"), _unescape(text) if "\\" in text else text))
         at = match.end()
         if end.endswith(b"}"):
             break
+    else:
+        return None
     labels.sort()
     names = [name for name, _ in labels]
     return (tuple(labels), at) if len(set(names)) == len(names) else None
 
 
-def _unescape(match: re.Match[str]) -> str:
-    return "\n" if match.group(1) == "n" else match.group(1)
+def _unescape(text: str) -> str:
+    """Undo escapes of backslash, quote and line feed; another backslash stays. Splitting at pairs of backslashes first
+    makes sure that one which is left begins an escape."""
+    parts = text.split("\\\\")
+    return "\\".join(part.replace('\\"', '"').replace("\\n", "\n") for part in parts)
 
 
 def _read_value(text: bytes) -> float | None:

@@ -1,7 +1,9 @@
 """What does a vLLM metrics page say about the load of its server?
 
 `PageReader` takes the page in pieces as they arrive and keeps only the series it wants, so neither memory nor one step
-on the event loop grows with the page; `parse` reads a whole page. Neither raises, whatever the bytes.
+on the event loop grows with the page; `parse` reads a whole page. Neither raises, whatever the bytes. Measured on the
+recorded 50 KB page: 0.8 ms, where `prometheus_client.parser` takes 10 ms and gives up the page at its first bad line;
+at 64 servers and 2 Hz that is 0.1 of a core against 1.3 (docs/decisions/own-metrics-line-parser.md).
 
 The rules, for every value:
 
@@ -69,7 +71,7 @@ _STARTS = (b"vllm:", b"process_start", b" ", b"\t")  # what a wanted line can be
 _AT_MOST = {**dict.fromkeys(KV_USAGE, 1.0), SLEEP_STATE: 1.0}  # all others: finite
 _FAMILY = re.compile(rb"_(bucket|sum|count)$")
 
-MAX_LINE_BYTES = 64 * 1024  # a wanted line of a real page has under 2 KB (cache_config_info)
+MAX_LINE_BYTES = 32 * 1024  # a wanted line of a real page has under 2 KB (cache_config_info)
 MAX_ROWS = 10_000  # wanted lines of one page; eight engines have 1,100
 _STEP_BYTES = 64 * 1024
 

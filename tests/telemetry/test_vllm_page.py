@@ -138,6 +138,7 @@ def test_an_empty_adapter_list_is_no_adapter() -> None:
         'vllm:num_requests_waiting{a="b" c="d"} 3',
         'vllm:num_requests_waiting{a="b",a="c"} 3',
         "vllm:num_requests_waiting{a=b} 3",
+        "vllm:num_requests_waiting{" + ",".join(f'l{n}="x"' for n in range(300)) + "} 3",
     ],
 )
 def test_a_bad_value_is_unknown_and_counted_and_the_rest_of_the_page_is_used(line: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from extproc.endpoint import split_host_port
 
@@ -63,18 +64,20 @@ class ScrapeSettings(_Section):
     stale_after_s: Seconds = Field(3.0, description="A sample older than this counts as unknown.")
     max_backoff_s: Seconds = Field(5.0, description="Longest time between two scrapes of a failing endpoint.")
     max_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Bytes read of one page; the rest is not looked at.")
-    path: str = Field("/metrics", pattern=r"^/")
-    scheme: Literal["http", "https"] = "http"
+    path: str = Field("/metrics", pattern=r"^/", description="Path of the metrics page.")
+    scheme: Literal["http", "https"] = Field("http", description="How the metrics page is fetched.")
     ca_file: str | None = Field(None, description="PEM CA for https; unset: the system's.")
     verify: bool = Field(True, description="false: accept any certificate.")
-    bearer_token_file: str | None = Field(None, description="Its content is sent as a bearer token; read anew each time.")
+    bearer_token_file: str | None = Field(
+        None, description="Its content is sent as a bearer token; read anew each time."
+    )
 
     @model_validator(mode="after")
     def _stale_outlives_a_scrape(self) -> ScrapeSettings:
         if self.stale_after_s < 2 * self.interval_s:
             raise ValueError(
                 f"stale_after_s ({self.stale_after_s:g}) must be at least twice interval_s ({self.interval_s:g}),"
-                " or every sample is stale before the next one comes"
+                " or every sample is stale before the next one comes; raise stale_after_s"
             )
         return self
 
@@ -83,15 +86,24 @@ class SchedulingSettings(_Section):
     profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
     hosts: int = Field(3, ge=1, le=16, description="Hosts named per pick: the first choice and its fallbacks.")
 
+    @field_validator("profile")
+    @classmethod
+    def _profile(cls, value: str) -> str:
+        if value not in PROFILES:
+            raise PydanticCustomError("unknown_choice", 'unknown "{given}"', {"given": value, "choices": PROFILES})
+        return value
+
 
 class EndpointSettings(_Section):
     """One server. In envoy.yaml these stand in the endpoint's `metadata.filter_metadata.extproc`."""
 
     address: str = Field(description="host:port; an IP, or a DNS name that is resolved again regularly.")
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    model: str | None = None
-    metrics_port: int | None = Field(None, ge=1, le=65535)
-    drained: bool = False
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Share of traffic relative to its pool mates; 1 is normal."
+    )
+    model: str | None = Field(None, description="Model it serves; unset: whatever the pool serves.")
+    metrics_port: int | None = Field(None, ge=1, le=65535, description="Port of its metrics; unset: the serving port.")
+    drained: bool = Field(False, description="true: it gets no new requests.")
 
     @field_validator("address")
     @classmethod
@@ -103,7 +115,9 @@ class EndpointSettings(_Section):
 
 
 class PoolSettings(_Section):
-    endpoints: tuple[EndpointSettings, ...] = ()
+    endpoints: tuple[EndpointSettings, ...] = Field(
+        (), description="The pool's servers. In envoy.yaml they come from the cluster of the pool's name."
+    )
     scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     scheduling: SchedulingSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     dns_refresh_s: Seconds = Field(5.0, description="Time between two resolutions of the pool's DNS names.")
@@ -125,5 +139,7 @@ class Settings(_Section):
         2.0, ge=0, description="On SIGTERM: time between turning not-ready and closing the listener."
     )
     shutdown_grace_s: float = Field(30.0, ge=0, description="Then: longest wait for open streams to end.")
-    pools: dict[str, PoolSettings] = Field(default_factory=dict)
+    pools: dict[str, PoolSettings] = Field(
+        default_factory=dict, description="The pools by name. In envoy.yaml: overrides by the cluster's name."
+    )
     default_pool: str | None = Field(None, description="Pool of requests whose route names none; unset: the only one.")

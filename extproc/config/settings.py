@@ -136,7 +136,7 @@ class Settings(_Section):
         30.0, description="Not ready until an endpoint has given a usable sample, or for this long."
     )
     shutdown_notice_s: float = Field(
-        2.0, ge=0, description="On SIGTERM: time between turning not-ready and closing the listener."
+        5.0, ge=0, description="On SIGTERM: time between turning not-ready and closing the listener."
     )
     shutdown_grace_s: float = Field(30.0, ge=0, description="Then: longest wait for open streams to end.")
     pools: dict[str, PoolSettings] = Field(

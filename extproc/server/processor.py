@@ -113,7 +113,9 @@ class Processor:
         started_s = self._clock()
         actions = exchange.receive(decode.event(message, part))
         for action in actions:
-            if type(action) is RequestPick:
+            if type(action) is SendRejection:  # by the exchange itself; the router counts its own
+                self._router.ledger.rejections[action.rejection.reason] += 1
+            elif type(action) is RequestPick:
                 decision = self._router.route(action.raw, started_s)
                 if isinstance(decision, Pick):
                     pick_ids.append(decision.pick_id)

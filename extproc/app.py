@@ -1,9 +1,10 @@
 """The composition root: everything is built here, started, watched, and ended in order.
 
 Start: the port opens at once (Envoy's health check needs an answer), but the service says "not ready" until an
-endpoint has given a usable sample, or `ready_wait_s` has passed: picks before that would be blind.
-End: first "not ready", while requests are still served; then the listener closes; then open streams end or reach their
-bound. A request whose stream is cut by our end goes on in Envoy.
+endpoint has given a usable sample, or `ready_wait_s` has passed: picks before that would be blind. Once ready it stays
+so: when all samples are stale it still knows its own requests in flight, and Envoy without it knows less.
+End: first "not ready", while requests are still served; then the listener closes; then open exchanges end or reach
+their bound. A request whose stream is cut by our end goes on in Envoy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import grpc
 from aiohttp import web
 
 from extproc import __version__
@@ -35,18 +37,21 @@ from extproc.telemetry.scrape import FailureKind, ScrapeFailure
 
 log = logging.getLogger(__name__)
 
+_STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
+
 
 class App:
     """One service process. `run` it once."""
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ValueError for a CA file of a `scrape` section that cannot be used."""
         self.settings = settings
         self.grpc_address = ""  # host:port, once started
         self.admin_address = ""  # host:port, once started
         self._clock = clock
         self._started_s = clock()
         self._stopping = False
-        self._ready_logged = False
+        self._was_ready = False
         # Pick ids come back through Envoy, perhaps to a successor of this process: the prefix tells ours apart.
         self.router = Router(
             [_plan(name, pool, settings) for name, pool in settings.pools.items()],
@@ -54,6 +59,10 @@ class App:
             rng=Random(),
             id_prefix=f"{secrets.token_hex(4)}-",
         )
+        self._pollers = {
+            name: Poller(pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock))
+            for name, pool in settings.pools.items()
+        }
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
         self._processor = processor.Processor(
             self.router,
@@ -67,11 +76,11 @@ class App:
 
     def ready(self) -> bool:
         """Whether Envoy may send requests here."""
-        if self._stopping:
-            return False
-        now = self._clock()
-        waited = now - self._started_s > self.settings.ready_wait_s
-        return waited or any(pool.has_usable_sample(now) for pool in self.router.pools)
+        if not self._was_ready:
+            now = self._clock()
+            waited = now - self._started_s > self.settings.ready_wait_s
+            self._was_ready = waited or any(pool.has_usable_sample(now) for pool in self.router.pools)
+        return self._was_ready and not self._stopping
 
     def status(self) -> dict[str, Any]:
         """What `/status` shows."""
@@ -118,7 +127,7 @@ class App:
                 self._stopping = True
                 log.info("stopping: not ready any more; the listener closes in %g s", self.settings.shutdown_notice_s)
                 await asyncio.sleep(self.settings.shutdown_notice_s)
-                await server.stop(self.settings.shutdown_grace_s)
+                await self._end_streams(server)
                 for task in background:
                     task.cancel()
         finally:
@@ -126,12 +135,24 @@ class App:
             await admin.cleanup()
             log.info("stopped")
 
+    async def _end_streams(self, server: grpc.aio.Server) -> None:
+        """Close the listener and wait for the open exchanges, at most `shutdown_grace_s`.
+
+        Envoy's access log and those who watch our health hold their calls for ever: they are not waited for.
+        """
+        stopping = asyncio.create_task(server.stop(self.settings.shutdown_grace_s))
+        while True:
+            await asyncio.sleep(_STREAMS_CHECK_S)  # first: a call that was just accepted shall be counted
+            if stopping.done() or not self._processor.open_streams:
+                break
+        await server.stop(0)
+        await stopping
+
     def _background(self) -> dict[str, Any]:
         """The coroutines that run beside the request path, by task name."""
         coroutines: dict[str, Any] = {"readiness": self._log_readiness()}
         for name, pool_settings in self.settings.pools.items():
-            pool = self.router.plans[name].pool
-            poller = Poller(pool_settings.scrape or self.settings.scrape, _PoolSink(self.router, pool, self._clock))
+            pool, poller = self.router.plans[name].pool, self._pollers[name]
             coroutines[f"poll {name}"] = poller.run()
             coroutines[f"discover {name}"] = self._discover(pool, pool_settings, poller)
         return coroutines
@@ -149,12 +170,11 @@ class App:
             )
 
     async def _log_readiness(self) -> None:
-        """One log line at each change of readiness."""
-        was = False
+        """One log line when requests may come."""
         while True:
-            if (is_ready := self.ready()) != was:
-                was = is_ready
-                log.info("ready" if is_ready else "not ready: no endpoint's load is known")
+            if self.ready():
+                log.info("ready")
+                return
             await asyncio.sleep(0.1)
 
     async def _start_admin(self) -> web.AppRunner:
@@ -162,7 +182,7 @@ class App:
             admin_http.application(self._registry, self.ready, self.status), access_log=None, handle_signals=False
         )
         await runner.setup()
-        host, port = split_host_port(self.settings.admin.listen)
+        host, port = split_host_port(self.settings.admin.listen, lowest_port=0)
         try:
             await web.TCPSite(runner, host, port, reuse_port=False).start()
         except OSError as error:

@@ -36,7 +36,7 @@ class GrpcSettings(_Section):
     @field_validator("listen")
     @classmethod
     def _listen(cls, value: str) -> str:
-        split_host_port(value)
+        split_host_port(value, lowest_port=0)
         return value
 
 
@@ -46,7 +46,7 @@ class AdminSettings(_Section):
     @field_validator("listen")
     @classmethod
     def _listen(cls, value: str) -> str:
-        split_host_port(value)
+        split_host_port(value, lowest_port=0)
         return value
 
 

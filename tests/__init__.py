@@ -1,0 +1,1 @@
+"""Tests; `tests.support` is what they share."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -65,7 +66,7 @@ def completion(entry: pb.HTTPAccessLogEntry) -> Completion:
         served=_address(socket.address, socket.port_value),
         final=common.access_log_type not in _BEGINNING,
         status=response.response_code.value or None,
-        flags=tuple(field.name for field, value in common.response_flags.ListFields() if value),
+        flags=_flags(common.response_flags) if common.HasField("response_flags") else (),
         details=response.response_code_details,
         attempts=max(common.upstream_request_attempt_count, 1),
         duration_s=_seconds(common.duration) if common.HasField("duration") else None,
@@ -78,6 +79,11 @@ def completion(entry: pb.HTTPAccessLogEntry) -> Completion:
     )
 
 
+def _flags(flags: pb.ResponseFlags) -> tuple[str, ...]:
+    return tuple(field.name for field, _ in flags.ListFields())  # a false flag is not listed
+
+
+@lru_cache(maxsize=4096)  # a fleet's few addresses come with every entry
 def _address(ip: str, port: int) -> Address | None:
     try:
         return Address.of(ip, port)

@@ -44,7 +44,9 @@ def test_ipv6_is_spelled_as_envoy_spells_it(ip: ipaddress.IPv6Address) -> None:
     assert Address.of(str(ip), 1).ip == socket.inet_ntop(socket.AF_INET6, ip.packed)
 
 
-@pytest.mark.parametrize("ip", ["fe80::1%eth0", "vllm-0.svc", "", "10.0.0.256", "010.0.0.1", "fd00::10:8000:1:2:3:4:5:6"])
+@pytest.mark.parametrize(
+    "ip", ["fe80::1%eth0", "vllm-0.svc", "", "10.0.0.256", "010.0.0.1", "fd00::10:8000:1:2:3:4:5:6"]
+)
 def test_what_envoy_could_not_connect_to_is_no_address(ip: str) -> None:
     """case b03: zone ids too"""
     with pytest.raises(ValueError):
@@ -59,7 +61,11 @@ def test_a_port_out_of_range_is_no_address(port: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "host", "port"),
-    [("10.0.0.1:80", "10.0.0.1", 80), (" [fd00::10]:8000 ", "fd00::10", 8000), ("vllm-0.svc:65535", "vllm-0.svc", 65535)],
+    [
+        ("10.0.0.1:80", "10.0.0.1", 80),
+        (" [fd00::10]:8000 ", "fd00::10", 8000),
+        ("vllm-0.svc:65535", "vllm-0.svc", 65535),
+    ],
 )
 def test_host_and_port_are_split(text: str, host: str, port: int) -> None:
     assert split_host_port(text) == (host, port)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
 
@@ -31,6 +33,54 @@ def _header_name(attribute: str) -> str | None:
     if attribute.startswith("request.headers[") and attribute.endswith("]"):
         return attribute[len("request.headers[") : -1].strip("'\"").lower()
     return None
+
+
+def parse(raw: bytes) -> ProcessingRequest:
+    """Raises DecodeError: not a ProcessingRequest.
+
+    Envoy copies header bytes into attributes, which are strings: a header that is not UTF-8 makes the whole message
+    one that does not parse. Such a request is read without its attributes, so that it still gets a pick.
+    """
+    try:
+        return ProcessingRequest.FromString(raw)
+    except DecodeError:
+        return ProcessingRequest.FromString(_without_field(raw, ProcessingRequest.ATTRIBUTES_FIELD_NUMBER))
+
+
+def _without_field(raw: bytes, number: int) -> bytes:
+    """A serialised message less one top-level field (protobuf's wire format: varint tag, then by wire type)."""
+    kept, at = bytearray(), 0
+    while at < len(raw):
+        start = at
+        tag, at = _varint(raw, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(raw, at)
+                at += size
+            case 5:
+                at += 4
+            case _:
+                raise DecodeError("unknown wire type")
+        if tag >> 3 != number:
+            kept += raw[start:at]
+    return bytes(kept)
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A varint and the position after it."""
+    value = shift = 0
+    while at < len(raw) and shift < 64:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise DecodeError("truncated varint")
 
 
 def part_of(message: ProcessingRequest) -> Part | None:

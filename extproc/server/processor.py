@@ -26,7 +26,7 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 POOL_METADATA = "x-extproc-pool"  # gRPC initial metadata that a route's configuration may set
 
 _EOF = grpc.aio.EOF
-_parse = ProcessingRequest.FromString
+_parse = decode.parse
 
 
 async def _read(context: Any) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import inspect
+import io
 import json
 import os
 import signal
@@ -17,6 +18,10 @@ from typing import Any, Self
 
 import aiohttp
 from yarl import URL
+
+# Envoy is started from the process that serves: grpc's own fork handlers restart its threads between fork and exec,
+# which now and then kills the child. It reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from extproc.app import App
 from extproc.cli._envoy import EnvoyProcess
@@ -219,6 +224,7 @@ class Stack:
                 timeout=aiohttp.ClientTimeout(total=30),
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
             )
+            stack.push_async_callback(self.client.close)
             stack.push_async_callback(self._stop_service)
             if self._kind != "none":
                 await self.start_service()
@@ -226,7 +232,6 @@ class Stack:
                 self.path, binary=self._binary, concurrency=self._concurrency, on_line=self.log.append
             )
             stack.push_async_callback(self._stop_envoy)
-            stack.push_async_callback(self.client.close)
             await self.envoy.start()
             await eventually(self._envoy_is_up, "Envoy is up", timeout_s=30)
             if self._kind != "none":
@@ -313,6 +318,8 @@ class Stack:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         target = URL(self.url + path, encoded=True)
+        if isinstance(body, bytes) and len(body) > 65536:
+            body = io.BytesIO(body)  # aiohttp then writes it piece by piece
         async with self.client.request(
             method, target, data=body, headers=headers or {"content-type": "application/json"}
         ) as response:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from extproc.pool.sample import LoadSample
+from extproc.telemetry import histogram
 from extproc.telemetry.vllm_page import MAX_LINE_BYTES, MAX_ROWS, PageReader, parse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics"
@@ -357,3 +358,16 @@ def test_of_a_cut_page_the_histogram_that_may_go_on_is_left_out() -> None:
     assert read(one + "# HELP next", truncated=True).ttft is not None
     assert read(one, truncated=True).ttft is None
     assert read(one + f"{TTFT}_count 4\n{TTFT}_buck", truncated=True).ttft is None
+
+
+@pytest.mark.parametrize("after", ["", '"} 1\n'])
+def test_a_page_cut_in_or_after_an_overlong_line_keeps_the_metric_before_it(after: str) -> None:
+    """case d08"""
+    page = 'vllm:num_requests_running{engine="0"} 9\nhuge{label="' + "y" * 5 * MAX_LINE_BYTES + after
+    assert read(page, truncated=True).running == 9.0
+
+
+@pytest.mark.parametrize("counts", [(-1.0, 4.0), (math.nan, 4.0), (1.0, math.nan), (1.0, math.inf)])
+def test_a_histogram_is_checked_on_its_own_too(counts: tuple[float, float]) -> None:
+    rows = {(("le", "0.5"),): counts[0], (("le", "+Inf"),): counts[1]}
+    assert histogram.build(rows, {(): 1.0}) is None

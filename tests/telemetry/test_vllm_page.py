@@ -9,6 +9,7 @@ import pytest
 
 from extproc.pool.sample import LoadSample
 from extproc.telemetry import histogram
+from extproc.telemetry.exposition import Labels
 from extproc.telemetry.vllm_page import MAX_LINE_BYTES, MAX_ROWS, PageReader, parse
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics"
@@ -369,5 +370,5 @@ def test_a_page_cut_in_or_after_an_overlong_line_keeps_the_metric_before_it(afte
 
 @pytest.mark.parametrize("counts", [(-1.0, 4.0), (math.nan, 4.0), (1.0, math.nan), (1.0, math.inf)])
 def test_a_histogram_is_checked_on_its_own_too(counts: tuple[float, float]) -> None:
-    rows = {(("le", "0.5"),): counts[0], (("le", "+Inf"),): counts[1]}
+    rows: dict[Labels, float] = {(("le", "0.5"),): counts[0], (("le", "+Inf"),): counts[1]}
     assert histogram.build(rows, {(): 1.0}) is None

@@ -73,7 +73,10 @@ FILE_EMPTY = define(
     "file-empty", ERROR, "There is nothing to configure from.", "write an envoy.yaml, or at least `pools`"
 )
 FILE_NOT_A_MAPPING = define(
-    "file-not-a-mapping", ERROR, "Both kinds of file are `key: value` at the top.", "start with `pools:` or with `node:`"
+    "file-not-a-mapping",
+    ERROR,
+    "Both kinds of file are `key: value` at the top.",
+    "start with `pools:` or with `node:`",
 )
 YAML_SYNTAX = define("yaml-syntax", ERROR, "The file is not one YAML document.", "correct its syntax")
 YAML_DUPLICATE_KEY = define(
@@ -84,6 +87,9 @@ YAML_BOOLEAN = define(
     WARNING,
     "Envoy takes an unquoted y, n, yes, no, on or off for a boolean and refuses it where it wants text.",
     "put it in quotes, or write true or false",
+)
+YAML_MERGE = define(
+    "yaml-merge", ERROR, "Envoy knows anchors and aliases, but no merge keys.", "write the merged fields out"
 )
 SETTING_UNKNOWN = define("setting-unknown", ERROR, "A misspelt setting would have no effect.", "remove it")
 SETTING_VALUE = define("setting-value", ERROR, "The value is outside what the setting can be.", "")

@@ -52,7 +52,7 @@ def load(source: Path | str | bytes, name: str | None = None) -> Loaded:
         try:
             raw = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
+            line = error.object.count(b"\n", 0, error.start) + 1
             place = Node("", line, None)
             return _failed(shown, Finding(codes.FILE_NOT_TEXT, place, "is not UTF-8 text"))
     return _load_text(raw, shown)
@@ -101,6 +101,8 @@ def _load_text(text: str, name: str) -> Loaded:
             findings.append(
                 Finding(codes.YAML_DUPLICATE_KEY, place, f"stands here again, first on line {remark.first_line}")
             )
+        elif remark.text == "<<":
+            findings.append(Finding(codes.YAML_MERGE, place, 'has a merge key "<<"'))
         else:
             word = remark.text
             value = "true" if word.lower() in ("y", "yes", "on") else "false"

@@ -113,7 +113,9 @@ def _endpoint(item: Node, findings: list[Finding]) -> Node | None:
     fields = dict(options.fields) if options is not None else {}
     if "address" in fields:
         findings.append(
-            Finding(codes.SETTING_UNKNOWN, fields["address"], "unknown setting", cure="the address is the endpoint's own")
+            Finding(
+                codes.SETTING_UNKNOWN, fields["address"], "unknown setting", cure="the address is the endpoint's own"
+            )
         )
     fields["address"] = Node(place.path, place.line, format_host(str(socket.address), int(socket.port_value)))
     if message.health_status is not None and message.health_status.name in _OUT_OF_SERVICE:

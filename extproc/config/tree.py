@@ -89,12 +89,12 @@ def camel(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something in the spelling that is worth a word. `duplicate`: of a key; else a YAML 1.1 boolean."""
+    """Something in the spelling that is worth a word: a repeated key, a YAML 1.1 boolean, a merge key ("<<")."""
 
     path: str
     line: int
     text: str
-    first_line: int | None = None  # of the same key before; None: it is about a boolean
+    first_line: int | None = None  # of the same key before; None: it is no repeated key
 
 
 def compose(text: str) -> YamlNode:
@@ -161,6 +161,8 @@ class _Builder:
             node = self._node(value, f"{path}.{name}" if path else name, line, depth + 1)
             if name == "<<" and key.style is None:
                 merged += node.items or [node]
+                if self._envoy:
+                    self._remarks[line, name] = Remark(path, line, name)
                 continue
             if name in out:
                 self._remarks[line, name] = Remark(node.path, line, name, first_line=out[name].line)
@@ -202,7 +204,7 @@ def _plain(text: str, raw: YamlNode) -> Scalar:
 
 
 def _explicit(raw: YamlNode) -> bool:
-    return raw.end_mark.index - raw.start_mark.index > len(str(raw.value))
+    return bool(raw.end_mark.index - raw.start_mark.index > len(str(raw.value)))
 
 
 def _item_path(path: str, index: int, item: YamlNode) -> str:

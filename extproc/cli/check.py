@@ -1,0 +1,94 @@
+"""`extproc check`: what is wrong with these configuration files?
+
+Exit status: 0 without errors (warnings may be there), 1 with errors, 2 when a file cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from extproc.config.check import all_codes
+from extproc.config.check import check as check_config
+from extproc.config.load import load
+from extproc.config.problems import Problem, Severity
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def check(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="An envoy.yaml, or a file of our own settings.")
+    ] = None,
+    format_: Annotated[Format, typer.Option("--format", help="How problems are printed.")] = Format.TEXT,
+    rules: Annotated[bool, typer.Option("--rules", help="List every code with its reason and cure, and stop.")] = False,
+) -> None:
+    """Say what is wrong with configuration files, mistakes that Envoy accepts included."""
+    if rules:
+        _print_codes(format_)
+        raise typer.Exit(0)
+    if not files:
+        raise typer.BadParameter("name at least one file", param_hint="FILE")
+    problems: list[Problem] = []
+    unreadable = False
+    for file in files:
+        loaded = load(file)
+        unreadable = unreadable or not loaded.readable
+        problems += check_config(loaded)
+    if format_ is Format.JSON:
+        sys.stdout.write(json.dumps([_as_json(p) for p in problems], indent=2) + "\n")
+    else:
+        _print(problems, len(files))
+    if unreadable:
+        raise typer.Exit(2)
+    raise typer.Exit(1 if any(p.severity is Severity.ERROR for p in problems) else 0)
+
+
+def _as_json(problem: Problem) -> dict[str, object]:
+    return {name: getattr(problem, name) for name in ("severity", "file", "line", "field", "message", "cure", "code")}
+
+
+def _print(problems: list[Problem], files: int) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:  # one plain line a problem, for grep
+        for problem in problems:
+            sys.stdout.write(f"{problem.severity}: {problem} [{problem.code}]\n")
+    else:
+        for problem in problems:
+            colour = "red" if problem.severity is Severity.ERROR else "yellow"
+            place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+            field = f" [bold]{escape(problem.field)}[/]:" if problem.field else ""
+            cure = f"; [green]{escape(problem.cure)}[/]" if problem.cure else ""
+            console.print(
+                f"[{colour}]{problem.severity}[/] [cyan]{escape(place)}[/]:{field} {escape(problem.message)}{cure}"
+                f" [dim]{escape(f'[{problem.code}]')}[/]"
+            )
+    errors = sum(p.severity is Severity.ERROR for p in problems)
+    console.print(f"{files} file{'s' * (files != 1)}: {errors} error{'s' * (errors != 1)},", end=" ")
+    warnings = len(problems) - errors
+    console.print(f"{warnings} warning{'s' * (warnings != 1)}")
+
+
+def _print_codes(format_: Format) -> None:
+    codes = all_codes()
+    if format_ is Format.JSON:
+        rows = [{"code": c.name, "severity": c.severity, "why": c.why, "cure": c.cure} for c in codes]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return
+    for code in codes:
+        cure = f" Cure: {code.cure}." if code.cure else ""
+        sys.stdout.write(f"{code.name} ({code.severity}): {code.why}{cure}\n")
+
+
+if __name__ == "__main__":
+    typer.run(check)

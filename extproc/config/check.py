@@ -1,0 +1,27 @@
+"""What is wrong with a file, the mistakes that Envoy itself would accept included?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from extproc.config import rules
+from extproc.config.codes import CODES, Code
+from extproc.config.load import Loaded, load
+from extproc.config.problems import Problem
+from extproc.config.view import view_of
+
+
+def check(source: Path | str | bytes | Loaded, name: str | None = None) -> tuple[Problem, ...]:
+    """All problems of a file, in the order of its lines. Never raises for what the file holds."""
+    loaded = source if isinstance(source, Loaded) else load(source, name)
+    if loaded.kind != "envoy" or loaded.tree is None:
+        return loaded.problems
+    view = view_of(loaded.tree, loaded.settings)
+    found = [*view.findings, *rules.findings(view)]
+    problems = {*loaded.problems, *(finding.problem(loaded.name) for finding in found)}
+    return tuple(sorted(problems, key=lambda p: (p.line or 0, p.field, p.code)))
+
+
+def all_codes() -> list[Code]:
+    """Every code that a problem can have, by name."""
+    return [CODES[name] for name in sorted(CODES)]

@@ -1,0 +1,178 @@
+"""Is the ext_proc filter set so that the service can pick and learns of the end? (cases a03, a09, a21, b01)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from extproc.config.codes import Finding
+from extproc.config.rules.rule import ERROR, WARNING, Say, rule
+from extproc.config.view import NAMESPACE, Extension, Shape, View, shape_of
+
+SHORT_S = 0.5
+
+
+def _filters(view: View) -> Iterator[tuple[Extension, Shape]]:
+    for chain in view.chains:
+        for _, extension in chain.processors:
+            yield extension, shape_of(extension.message)
+
+
+def _mode(extension: Extension) -> Any:
+    """The processing mode, None when the filter sets none."""
+    return extension.message.processing_mode
+
+
+@rule(
+    "untyped-namespace-missing",
+    ERROR,
+    why="Envoy drops the pick silently unless the filter may write the metadata namespace envoy.lb.",
+    cure="set metadata_options.receiving_namespaces.untyped: [envoy.lb]",
+)
+def untyped_namespace_missing(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        options = extension.message.metadata_options
+        spaces = options.receiving_namespaces if options is not None else None
+        if spaces is None or NAMESPACE not in spaces.untyped:
+            yield say(extension.config, f"lacks {NAMESPACE}", "metadata_options.receiving_namespaces.untyped")
+
+
+@rule(
+    "message-timeout-default",
+    ERROR,
+    why="Unset it is 200 ms, which a large prompt on a busy machine exceeds; the request then fails with 504 or is"
+    " not picked.",
+    cure="set message_timeout: 1s",
+)
+def message_timeout_default(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        if extension.message.message_timeout is None:
+            yield say(extension.config, "is not set", "message_timeout")
+
+
+@rule(
+    "message-timeout-short",
+    WARNING,
+    why="Reading and hashing a body of many megabytes, behind others of its kind, takes tenths of a second.",
+    cure="set message_timeout: 1s",
+)
+def message_timeout_short(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        timeout = extension.message.message_timeout
+        if timeout is not None and timeout.total_seconds() < SHORT_S:
+            yield say(extension.config, f"{timeout.total_seconds():g} s is short for large bodies", "message_timeout")
+
+
+@rule(
+    "failure-mode-closed",
+    WARNING,
+    why="With the service down, every request fails; with true it flows by the fallback policy.",
+    cure="set failure_mode_allow: true, unless unpicked requests must not pass",
+)
+def failure_mode_closed(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        if not extension.message.failure_mode_allow:
+            yield say(extension.config, "is false", "failure_mode_allow")
+
+
+@rule(
+    "observability-mode",
+    ERROR,
+    why="In this mode Envoy sends copies and ignores every answer, so no pick is used.",
+    cure="remove it",
+)
+def observability_mode(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        if extension.message.observability_mode:
+            yield say(extension.config, "is on", "observability_mode")
+
+
+@rule(
+    "nothing-is-sent",
+    ERROR,
+    why="With request headers skipped and no body the service never hears of a request.",
+    cure="set request_body_mode: BUFFERED",
+)
+def nothing_is_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        if shape is Shape.NOTHING:
+            yield say(extension.config, "sends neither headers nor body", "processing_mode.request_body_mode")
+
+
+@rule(
+    "body-mode-partial",
+    ERROR,
+    why="STREAMED and BUFFERED_PARTIAL do not hand over the whole prompt before the headers go on.",
+    cure="set request_body_mode: BUFFERED or FULL_DUPLEX_STREAMED",
+)
+def body_mode_partial(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        if shape is Shape.OTHER:
+            name = _mode(extension).request_body_mode.name
+            yield say(extension.config, f"{name} gives no whole prompt", "processing_mode.request_body_mode")
+
+
+@rule(
+    "response-trailers-not-sent",
+    WARNING,
+    why="Envoy 1.37 and 1.38 then close the stream after the request phase, so a request counts as ended before its"
+    " response is.",
+    cure="set response_trailer_mode: SEND",
+)
+def response_trailers_not_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        mode = _mode(extension)
+        if shape in (Shape.BODY_FIRST, Shape.HEADERS_THEN_BODY) and mode.response_trailer_mode.name != "SEND":
+            yield say(extension.config, "is not SEND", "processing_mode.response_trailer_mode")
+
+
+@rule(
+    "response-body-sent",
+    ERROR,
+    why="Each part of a streamed response would make a round trip to the service, or be held until it is complete.",
+    cure="set response_body_mode: NONE",
+)
+def response_body_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        if shape in (Shape.BODY_FIRST, Shape.HEADERS_THEN_BODY, Shape.HEADERS_ONLY):
+            mode = _mode(extension)
+            name = "NONE" if mode is None else mode.response_body_mode.name
+            if name != "NONE":
+                yield say(extension.config, f"is {name}", "processing_mode.response_body_mode")
+
+
+@rule(
+    "response-headers-sent",
+    WARNING,
+    why="It adds a message to each request and holds the first byte back; the service learns the same from the log.",
+    cure="set response_header_mode: SKIP",
+)
+def response_headers_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        mode = _mode(extension)
+        if shape in (Shape.BODY_FIRST, Shape.HEADERS_THEN_BODY) and mode.response_header_mode.name != "SKIP":
+            yield say(extension.config, "is not SKIP", "processing_mode.response_header_mode")
+
+
+@rule(
+    "request-trailers-not-sent",
+    ERROR,
+    why="A full duplex request that ends with trailers would never end for the service; Envoy refuses the file.",
+    cure="set request_trailer_mode: SEND",
+)
+def request_trailers_not_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        if shape is Shape.FULL_DUPLEX and _mode(extension).request_trailer_mode.name != "SEND":
+            yield say(extension.config, "is not SEND", "processing_mode.request_trailer_mode")
+
+
+@rule(
+    "request-path-not-sent",
+    WARNING,
+    why="Without the headers message, the path tells chat from completions only if it comes as an attribute.",
+    cure="add request.path to request_attributes",
+)
+def request_path_not_sent(view: View, say: Say) -> Iterator[Finding]:
+    for extension, shape in _filters(view):
+        if shape is Shape.BODY_FIRST and "request.path" not in extension.message.request_attributes:
+            yield say(extension.config, "lacks request.path", "request_attributes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ def test_any_chunking_of_a_body_gives_the_same_request_and_the_same_bytes_back(
     body: bytes, cuts: list[int], empty_end: bool, trailers: bool
 ) -> None:
     bounds = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
-    chunks = [body[start:end] for start, end in zip(bounds, bounds[1:], strict=False)] + [b""] * empty_end
+    chunks = [body[start:end] for start, end in pairwise(bounds)] + [b""] * empty_end
     whole = Playbook(BodyMode.BUFFERED, Part.REQUEST_HEADERS)
     whole.play_all([request_headers(), request_body(body, end=True)])
     pieces = Playbook(BodyMode.FULL_DUPLEX_STREAMED, Part.REQUEST_HEADERS)

@@ -10,6 +10,7 @@ their bound. A request whose stream is cut by our end goes on in Envoy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -158,16 +159,17 @@ class App:
         return coroutines
 
     async def _discover(self, pool: Pool, settings: PoolSettings, poller: Poller) -> None:
-        async for endpoints in source_of(settings).watch():
-            change = pool.set_endpoints(endpoints)
-            poller.set_endpoints([member.endpoint for member in pool.members])
-            log.info(
-                "pool %s: %d endpoints%s%s",
-                pool.name,
-                len(pool.members),
-                _listing(", new: ", change.added),
-                _listing(", gone: ", change.removed),
-            )
+        async with contextlib.aclosing(source_of(settings).watch()) as endpoint_sets:
+            async for endpoints in endpoint_sets:
+                change = pool.set_endpoints(endpoints)
+                poller.set_endpoints([member.endpoint for member in pool.members])
+                log.info(
+                    "pool %s: %d endpoints%s%s",
+                    pool.name,
+                    len(pool.members),
+                    _listing(", new: ", change.added),
+                    _listing(", gone: ", change.removed),
+                )
 
     async def _log_readiness(self) -> None:
         """One log line when requests may come."""

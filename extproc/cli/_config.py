@@ -1,10 +1,54 @@
 """How does a command get its settings, and what does it say when they are wrong?"""
+
 from __future__ import annotations
 
 from pathlib import Path
 
-from extproc.config.settings import Settings
+import typer
+from pydantic import ValidationError
+
+from extproc.config import Settings, load
+from extproc.config.check import check
+from extproc.config.settings import AdminSettings, GrpcSettings
 
 
-def settings_from(envoy: Path | None, config: Path | None, *, listen: str | None, admin: str | None) -> Settings:
-    raise SystemExit("not yet")
+def settings_from(
+    envoy: Path | None, config: Path | None, *, listen: str | None = None, admin: str | None = None
+) -> Settings:
+    """The settings of the one file given, with what the command line overrides. All problems go to stderr.
+
+    Warnings, and mistakes in the parts that are Envoy's, do not keep the service from starting.
+
+    Raises:
+        typer.Exit: 1 with errors in the settings, 2 for a file that cannot be read.
+        typer.BadParameter: not exactly one file, a file of the other kind, or an address that is none.
+    """
+    if (envoy is None) == (config is None):
+        raise typer.BadParameter("give either --envoy FILE (Envoy's own configuration) or --config FILE (ours)")
+    path = envoy or config
+    assert path is not None
+    loaded = load(path)
+    for problem in check(loaded):
+        typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
+    if not loaded.readable:
+        raise typer.Exit(2)
+    if loaded.settings is None:
+        raise typer.Exit(1)
+    if envoy is not None and loaded.kind == "own":
+        raise typer.BadParameter(f"{path} is not an envoy.yaml; a file of our own settings goes with --config")
+    if config is not None and loaded.kind == "envoy":
+        raise typer.BadParameter(f"{path} is an envoy.yaml; it goes with --envoy")
+    return _override(loaded.settings, listen, admin)
+
+
+def _override(settings: Settings, listen: str | None, admin: str | None) -> Settings:
+    update: dict[str, object] = {}
+    try:
+        if listen is not None:
+            update["grpc"] = GrpcSettings(listen=listen, tls=settings.grpc.tls)
+        if admin is not None:
+            update["admin"] = AdminSettings(listen=admin)
+    except ValidationError as error:
+        option = "--admin" if "grpc" in update or listen is None else "--listen"
+        raise typer.BadParameter(f"{option}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    return settings.model_copy(update=update)

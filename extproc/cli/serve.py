@@ -8,10 +8,6 @@ from typing import Annotated
 
 import typer
 
-from extproc.app import App
-from extproc.cli import _config, _run
-from extproc.server.listener import ListenError
-
 
 def serve(
     envoy: Annotated[Path | None, typer.Option("--envoy", help="Envoy's own configuration (envoy.yaml).")] = None,
@@ -25,6 +21,11 @@ def serve(
     Give --envoy with the file your Envoy runs with, or --config with a file of the same schema. SIGTERM or Ctrl-C
     stops it in order: not ready, then no new requests, then the open ones end; a second signal exits at once.
     """
+    # Here, so that the other commands (and --help) need not wait for gRPC.
+    from extproc.app import App
+    from extproc.cli import _config, _run
+    from extproc.server.listener import ListenError
+
     settings = _config.settings_from(envoy, config, listen=listen, admin=admin)
     _run.setup_logging(log_level)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from extproc.config import rules
-from extproc.config.codes import CODES, Code
+from extproc.config.codes import CODES, Code, Finding
 from extproc.config.load import Loaded, load
 from extproc.config.problems import Problem
 from extproc.config.view import view_of
@@ -17,9 +17,16 @@ def check(source: Path | str | bytes | Loaded, name: str | None = None) -> tuple
     if loaded.kind != "envoy" or loaded.tree is None:
         return loaded.problems
     view = view_of(loaded.tree, loaded.settings)
-    found = [*view.findings, *rules.findings(view)]
+    spoiled = {path for finding in view.findings for path in _paths(finding)}
+    found = [*view.findings, *(finding for finding in rules.findings(view) if finding.path not in spoiled)]
     problems = {*loaded.problems, *(finding.problem(loaded.name) for finding in found)}
     return tuple(sorted(problems, key=lambda p: (p.line or 0, p.field, p.code)))
+
+
+def _paths(finding: Finding) -> tuple[str, ...]:
+    """A field that cannot be read, and the one probably meant by a misspelt name: what rules say of them is noise."""
+    meant = (finding.cure or "").partition('"')[2].rpartition('"')[0]
+    return finding.path, f"{finding.path.rpartition('.')[0]}.{meant}"
 
 
 def all_codes() -> list[Code]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from extproc.config.problems import Problem, Severity
@@ -40,20 +41,35 @@ class Finding:
     cure: str | None = None  # None: the code's own
     severity: Severity | None = None  # None: the code's own
 
+    @property
+    def path(self) -> str:
+        above = self.node.path if self.node is not None else ""
+        return ".".join(part for part in (above, self.field) if part)
+
     def problem(self, file: str) -> Problem:
-        line, path = None, self.field
-        if self.node is not None:
-            line = _deepest(self.node, self.field).line
-            path = ".".join(part for part in (self.node.path, self.field) if part)
+        line = _deepest(self.node, self.field).line if self.node is not None else None
         return Problem(
             severity=self.severity or self.code.severity,
             file=file,
             line=line,
-            field=path,
+            field=shown_path(self.path),
             message=self.message,
             cure=self.code.cure if self.cure is None else self.cure,
             code=self.code.name,
         )
+
+
+_WRAPPINGS = (".typed_config", ".typed_extension_config", ".filter_chains[0]")
+_LONG_NAME = re.compile(r"\[envoy\.[a-z0-9_.]*?([a-z0-9_]+)\]")
+
+
+def shown_path(path: str) -> str:
+    """A path without what every path in an envoy.yaml has: the wrappings of extensions and their long names."""
+    path = path.removeprefix("static_resources.")
+    path = path.replace(".typed_extension_protocol_options.envoy.extensions.upstreams.http.v3", "")
+    for wrapping in _WRAPPINGS:
+        path = path.replace(wrapping, "")
+    return _LONG_NAME.sub(r"[\1]", path).replace(".filters[http_connection_manager]", "")
 
 
 def _deepest(node: Node, field: str) -> Node:

@@ -148,7 +148,8 @@ def _across(settings: Settings, tree: Node, kind: Kind) -> list[Finding]:
     for name, pool in settings.pools.items():
         node = pool_nodes[name]
         if not pool.endpoints:
-            findings.append(Finding(codes.POOL_EMPTY, node, f'pool "{name}" has no endpoints', "endpoints"))
+            place, field = (node.fields["endpoints"], "") if "endpoints" in node.fields else (node, "endpoints")
+            findings.append(Finding(codes.POOL_EMPTY, place, f'pool "{name}" has no endpoints', field))
         seen: dict[str, int] = {}
         for endpoint, place in zip(pool.endpoints, node.list_at("endpoints"), strict=True):
             key, at = _identity(endpoint.address), place.fields["address"]

@@ -45,7 +45,7 @@ def settings_tree(bootstrap: Node) -> tuple[Node, list[Finding]]:
             continue
         pools[name.text] = _pool(cluster, overrides.fields.get(name.text), findings)
     for name_, node in overrides.fields.items():
-        if name_ not in pools:
+        if pools and name_ not in pools:
             message = f'no cluster "{name_}" with the override_host policy'
             findings.append(Finding(codes.POOL_UNKNOWN, node, message, cure=suggest(name_, pools)))
     if not pools:

@@ -85,7 +85,10 @@ class Chain:
 
     @property
     def processors(self) -> list[tuple[int, Extension]]:
-        return self.of_type(EXT_PROC)
+        """The ext_proc filters that are ours. One of another team cannot write our metadata namespace."""
+        found = self.of_type(EXT_PROC)
+        ours = [pair for pair in found if _may_write(pair[1].message)]
+        return ours or found
 
     @property
     def shape(self) -> Shape | None:
@@ -111,6 +114,12 @@ class View:
         """The clusters that an ext_proc filter calls."""
         names = {service_name(extension.message) for chain in self.chains for _, extension in chain.processors}
         return [self.clusters[name] for name in sorted(names) if name in self.clusters]
+
+
+def _may_write(processor: Any) -> bool:
+    options = processor.metadata_options
+    spaces = options.receiving_namespaces if options is not None else None
+    return spaces is not None and NAMESPACE in spaces.untyped
 
 
 def shape_of(processor: Any) -> Shape:

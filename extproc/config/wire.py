@@ -6,6 +6,7 @@ by an empty one, so that extensions nobody here knows do not stop the reading; t
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import importlib
 import warnings
@@ -109,6 +110,10 @@ def _fault(cls: Any, node: Node) -> Finding:
     names = [str(member.name) for member in cls] if _is_enum(cls) else []
     if names and isinstance(node.value, str):
         return Finding(codes.ENVOY_FIELD_VALUE, node, f"unknown {shown}", cure=suggest(node.value, names))
+    if cls is datetime.timedelta:
+        return Finding(
+            codes.ENVOY_FIELD_VALUE, node, f"{shown} is no duration", cure="write seconds, as in 1s or 0.25s"
+        )
     # What Envoy accepts beyond what this reader does is not known exactly, so this is no certain error.
     return Finding(codes.ENVOY_FIELD_VALUE, node, f"{shown} cannot be read", severity=Severity.WARNING)
 

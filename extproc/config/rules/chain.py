@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from extproc.config.codes import Finding
+from extproc.config.codes import Finding, shown_path
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
-from extproc.config.view import BUFFER, EXT_PROC, ROUTER, Chain, Shape, View
+from extproc.config.tree import Node
+from extproc.config.view import BUFFER, EXT_PROC, ROUTER, Chain, Shape, View, shape_of
 
 
 @rule(
@@ -31,18 +33,9 @@ def ext_proc_missing(view: View, say: Say) -> Iterator[Finding]:
 )
 def ext_proc_twice(view: View, say: Say) -> Iterator[Finding]:
     for chain in view.chains:
-        ours = [extension for _, extension in chain.processors if _sets_destination(extension.message)]
-        for extra in ours[1:]:
-            yield say(
-                extra.node, f"is a second ext_proc filter that may set the destination, after {ours[0].node.path}"
-            )
-
-
-def _sets_destination(message: object) -> bool:
-    """Another team's ext_proc filter that cannot write our metadata namespace is not a second one of ours."""
-    options = getattr(message, "metadata_options", None)
-    spaces = getattr(options, "receiving_namespaces", None)
-    return spaces is None or "envoy.lb" in spaces.untyped
+        for _, extra in chain.processors[1:]:
+            first = shown_path(chain.processors[0][1].node.path)
+            yield say(extra.node, f"is a second ext_proc filter that sets the destination, after {first}")
 
 
 @rule(
@@ -113,9 +106,9 @@ def _body_first(view: View) -> list[Chain]:
 )
 def upgrade_not_bypassed(view: View, say: Say) -> Iterator[Finding]:
     for chain in view.chains:
-        waiting = [f for f in chain.filters if f.type in (EXT_PROC, BUFFER)]
         if chain.shape in (None, Shape.HEADERS_ONLY):
             continue
+        waiting = [f for f in chain.filters if f.type == BUFFER or (f.type == EXT_PROC and _reads_body(f.message))]
         general = any(config.upgrade_type for config in chain.message.upgrade_configs)
         bypassed = False
         for route in chain.routes:
@@ -128,9 +121,12 @@ def upgrade_not_bypassed(view: View, say: Say) -> Iterator[Finding]:
             yield say(chain.node, "allows upgrades, and no route switches ext_proc and buffer off", "upgrade_configs")
 
 
-def _disables(node: object) -> bool:
-    get = getattr(node, "get", None)
-    found = get("disabled") if get is not None else None
+def _reads_body(processor: Any) -> bool:
+    return shape_of(processor) not in (Shape.HEADERS_ONLY, Shape.NOTHING)
+
+
+def _disables(override: Node | None) -> bool:
+    found = override.get("disabled") if override is not None else None
     return found is not None and found.value is True
 
 

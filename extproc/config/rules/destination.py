@@ -13,7 +13,7 @@ from typing import Any
 
 from extproc.config.codes import Finding
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
-from extproc.config.view import DESTINATION, HEADER_MUTATION, NAMESPACE, Chain, Cluster, Shape, View
+from extproc.config.view import DESTINATION, HEADER_MUTATION, NAMESPACE, Chain, Cluster, View
 
 
 def _sources(cluster: Cluster) -> list[Any]:
@@ -128,12 +128,10 @@ def _removed_early(chain: Chain) -> bool:
 
 
 def _sanitised(chain: Chain) -> bool:
-    """The client's header is gone when the router chooses. In shape A a removal behind ext_proc does too."""
+    """The client's header is gone when the router chooses; what is behind ext_proc runs before the router too."""
     if _removed_early(chain):
         return True
-    processors = chain.processors
-    limit = processors[0][0] if processors and chain.shape is not Shape.BODY_FIRST else len(chain.filters)
-    for extension in chain.filters[:limit]:
+    for extension in chain.filters:
         if extension.type == HEADER_MUTATION and extension.message is not None:
             mutations = extension.message.mutations
             if mutations is not None and any(_removes(m) for m in mutations.request_mutations):

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 # written once an engine step.
 SETTLE_S = 0.1
 
+# A request whose stream we closed early is not presumed ended by a sample before this age. Its server may lack it because
+# a retry runs it elsewhere, which the access log tells after the back-off and a flush (0.25 s each as shipped).
+PRESUME_AFTER_S = 1.0
+
 
 class State(StrEnum):
     """Whether an endpoint may be picked, in one word."""
@@ -99,4 +103,5 @@ class Member:
         excess = len(self._open) - len(self._unseen) - int(sample.running + sample.waiting)
         if excess <= 0:
             return []
-        return [r for r in self._open if r.detached and r not in self._unseen][:excess]
+        presumable_s = sample.taken_at_s - PRESUME_AFTER_S
+        return [r for r in self._open if r.detached and r.charged_at_s <= presumable_s][:excess]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 from extproc.app import App
 from extproc.cli import _run
-from tests.support.envoy_stack import settings
+from extproc.config.load import read_settings
 
 
 def main() -> None:
-    config = json.loads(Path(sys.argv[1]).read_text())
+    settings = read_settings(Path(sys.argv[1]))
     _run.setup_logging("warning")
 
     async def serve(stop: asyncio.Event) -> None:
-        app = App(settings(config))
+        app = App(settings)
         _run.tune_gc()
         await app.run(stop)
 

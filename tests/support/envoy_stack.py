@@ -25,6 +25,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from extproc.app import App
 from extproc.cli._envoy import EnvoyProcess
+from extproc.config.load import read_settings
 from extproc.config.settings import Settings
 from tests.support import envoy_config
 from tests.support.envoy_config import Json
@@ -149,16 +150,6 @@ class Subprocess:
         raise AssertionError("no VmRSS")
 
 
-def settings(config: Json) -> Settings:
-    """What the service would read from a whole Envoy configuration."""
-    block = envoy_config.settings_of(config)
-    groups = envoy_config.cluster(config, "vllm")["load_assignment"]["endpoints"]
-    sockets = [e["endpoint"]["address"]["socket_address"] for group in groups for e in group["lb_endpoints"]]
-    endpoints = [{"address": f"{s['address']}:{s['port_value']}"} for s in sockets]
-    pools = {name: {**pool, "endpoints": endpoints} for name, pool in block["pools"].items()}
-    return Settings.model_validate({**block, "pools": pools})
-
-
 class Stack:
     """One Envoy with a shipped file, the service, and servers. Everything it starts ends with it."""
 
@@ -173,8 +164,10 @@ class Stack:
         service: str = "in process",
         quick: bool = True,
         concurrency: int = 1,
+        await_ready: bool = True,
     ) -> None:
-        """`change` edits the configuration (after the ports are set); `service`: `in process`, `process` or `none`."""
+        """`change` edits the configuration (after the ports are set); `service`: `in process`, `process` or `none`;
+        `await_ready`: wait for every server to be ready, else only for an answer of the service."""
         self.shape = shape
         self.upstreams = [Upstream() for _ in range(servers)]
         self.config: Json = envoy_config.shipped(shape)
@@ -187,6 +180,7 @@ class Stack:
         self._change = change
         self._quick = quick
         self._concurrency = concurrency
+        self._await_ready = await_ready
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
         self.envoy_admin = ""
@@ -235,7 +229,7 @@ class Stack:
             await self.envoy.start()
             await eventually(self._envoy_is_up, "Envoy is up", timeout_s=30)
             if self._kind != "none":
-                await self.until_service_is_used()
+                await self.until_service_is_used(all_ready=self._await_ready)
             self._stack = stack.pop_all()
         return self
 
@@ -250,7 +244,7 @@ class Stack:
 
     async def start_service(self) -> None:
         self.service = (
-            InProcess(settings(self.config))
+            InProcess(read_settings(self.path))
             if self._kind == "in process"
             else Subprocess(self.path, self.service_admin)
         )

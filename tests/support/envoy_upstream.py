@@ -1,5 +1,7 @@
 """A server to route to, that remembers to the byte what reached it and misbehaves when told.
 
+`python -m tests.support.envoy_upstream PORT` runs one as a process, which can be stopped and continued.
+
 It is no model of vLLM: it serves a metrics page with the load it is told to show, and answers at once unless a test
 holds it back.
 """
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -36,9 +39,8 @@ class Upstream:
         self.port = port
         self.seen: list[Seen] = []
         self.connections = 0  # TCP connections ever accepted, scrapes and health checks included
-        self.running = 0
         self.waiting: float = 0.0  # shown on the metrics page
-        self.open = 0  # requests being answered now
+        self.open = 0  # requests being answered now; shown as running on the metrics page
         self.respond: Responder = answer
         self.metrics: Responder = self.page
         self._runner: web.AppRunner | None = None
@@ -73,7 +75,7 @@ class Upstream:
     async def page(self, _request: web.Request, _body: bytes) -> web.Response:
         label = '{engine="0",model_name="m"}'
         return web.Response(
-            text=f"vllm:num_requests_running{label} {self.running}\n"
+            text=f"vllm:num_requests_running{label} {self.open}\n"
             f"vllm:num_requests_waiting{label} {self.waiting}\n"
             f"vllm:kv_cache_usage_perc{label} 0\n"
         )
@@ -169,6 +171,10 @@ class Held:
         return response
 
 
-async def events(response: AsyncIterator[bytes]) -> list[bytes]:
-    """All that a response still brings."""
-    return [piece async for piece in response]
+async def _main(port: int) -> None:
+    await Upstream(port).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1])))

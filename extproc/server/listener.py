@@ -65,10 +65,11 @@ def build(
 
 
 def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
+    key, chain = _read("key_file", tls.key_file), _read("cert_file", tls.cert_file)
     client_ca = _read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
     _check(tls, client_ca)
     return grpc.ssl_server_credentials(
-        [(_read("key_file", tls.key_file), _read("cert_file", tls.cert_file))],
+        [(key, chain)],
         root_certificates=client_ca,
         require_client_auth=client_ca is not None,
     )

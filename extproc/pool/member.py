@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # written once an engine step.
 SETTLE_S = 0.1
 
-# A request whose stream we closed early is not presumed ended by a sample before this age. Its server may lack it because
-# a retry runs it elsewhere, which the access log tells after the back-off and a flush (0.25 s each as shipped).
+# A request whose stream we closed early is not presumed ended by a sample before this age. Its server may lack it
+# because a retry runs it elsewhere, which the access log tells after the back-off and a flush (0.25 s each as shipped).
 PRESUME_AFTER_S = 1.0
 
 

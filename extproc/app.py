@@ -61,7 +61,9 @@ class App:
             id_prefix=f"{secrets.token_hex(4)}-",
         )
         self._pollers = {
-            name: Poller(pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock))
+            name: Poller(
+                pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock), clock
+            )
             for name, pool in settings.pools.items()
         }
         self._access_log = access_log.AccessLogReceiver(self.router, clock)

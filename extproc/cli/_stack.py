@@ -12,7 +12,7 @@ import contextlib
 import logging
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -57,6 +57,7 @@ class Stack:
         binary: Path | None = None,
         concurrency: int | None = None,
         envoy_log_level: str = "warning",
+        make_app: Callable[[Settings], App] = App,
     ) -> None:
         self.settings = settings
         self.data: list[str] = []  # host:port of Envoy's data ports, once started
@@ -64,6 +65,7 @@ class Stack:
         self._binary = binary
         self._concurrency = concurrency
         self._envoy_log_level = envoy_log_level
+        self._make_app = make_app
         self._scratch = tempfile.TemporaryDirectory(prefix="extproc-")
         self._app: App | None = None
         self._service: asyncio.Task[None] | None = None
@@ -97,9 +99,9 @@ class Stack:
         await self.start_service()
         await self._start_envoy(has_admin=bool(document.get("admin")))
 
-    async def start_service(self, app: App | None = None) -> None:
-        """Start the service (`app`: this one); returns when its ports are open. For use after `kill_service` too."""
-        app = self._app = app or App(self.settings)
+    async def start_service(self) -> None:
+        """Start the service; returns when its ports are open. For use after `kill_service` too."""
+        app = self._app = self._make_app(self.settings)
         started, self._stop_service = asyncio.Event(), asyncio.Event()
         self._service = asyncio.create_task(app.run(self._stop_service, lambda _: started.set()), name="service")
         waiting = asyncio.create_task(started.wait())
@@ -135,6 +137,12 @@ class Stack:
         if self._service.done():
             self._service.result()
             raise StackError("the service ended by itself")
+
+    async def wait_envoy(self) -> None:
+        """Raises EnvoyError when Envoy has ended by itself."""
+        assert self._envoy is not None, "not started"
+        await self._envoy.wait()
+        raise self._envoy.failure()
 
     async def stop(self) -> None:
         """End both in order; whatever was started."""

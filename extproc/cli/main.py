@@ -7,7 +7,11 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
+from extproc.cli.check import check
+from extproc.cli.demo import demo
 from extproc.cli.serve import serve
+from extproc.cli.up import up
+from extproc.cli.vllm_sim import vllm_sim
 
 app = typer.Typer(
     name="extproc",
@@ -33,7 +37,12 @@ def _root(
     pass
 
 
+# In the order of a user's way: try, configure, run.
+app.command("demo")(demo)
+app.command("up")(up)
+app.command("check")(check)
 app.command("serve")(serve)
+app.command("vllm-sim")(vllm_sim)
 
 
 def main() -> None:

@@ -1,0 +1,95 @@
+"""What does the demo's envoy.yaml say? The shipped one, with the demo's ports in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from extproc.cli._ports import free_port
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where everything listens, on loopback."""
+
+    data: int
+    envoy_admin: int
+    grpc: int
+    admin: int
+    servers: tuple[int, ...]
+
+
+def choose_ports(servers: int, data: int | None = None) -> tuple[Ports, list[str]]:
+    """The usual ports as far as they are free, and for each that is not, who moved where. `data` is taken as it is."""
+    chosen: list[int] = []
+    moved: list[str] = []
+
+    def port(usual: int, what: str) -> int:
+        found = free_port(usual, HOST, avoid=frozenset(chosen))
+        if found != usual:
+            moved.append(f"{what} on {found} (not {usual})")
+        chosen.append(found)
+        return found
+
+    if data is not None:
+        chosen.append(data)
+    return (
+        Ports(
+            data=data if data is not None else port(8080, "Envoy"),
+            envoy_admin=port(9901, "Envoy's admin"),
+            grpc=port(9002, "the service"),
+            admin=port(9003, "the service's admin"),
+            servers=tuple(port(8001 + i, f"simulated server {i + 1}") for i in range(servers)),
+        ),
+        moved,
+    )
+
+
+def shipped() -> str:
+    """The text of the envoy.yaml that comes with the project."""
+    inside = files("extproc") / "shipped" / "envoy.yaml"  # in a wheel
+    if inside.is_file():
+        return inside.read_text(encoding="utf-8")
+    checkout = Path(str(files("extproc"))).parent / "envoy" / "envoy.yaml"
+    return checkout.read_text(encoding="utf-8")
+
+
+def write(path: Path, ports: Ports) -> None:
+    """Write the shipped configuration with these ports to `path`, every text in quotes."""
+    document: dict[str, Any] = YAML(typ="safe").load(shipped())
+    ours = document["node"]["metadata"]["extproc"]
+    ours["grpc"]["listen"] = f"{HOST}:{ports.grpc}"
+    ours["admin"]["listen"] = f"{HOST}:{ports.admin}"
+    ours["shutdown_grace_s"] = 3
+    document["admin"]["address"] = _address(ports.envoy_admin)
+    document["static_resources"]["listeners"][0]["address"] = _address(ports.data)
+    clusters = {cluster["name"]: cluster for cluster in document["static_resources"]["clusters"]}
+    _set_endpoints(clusters["vllm"], ports.servers)
+    _set_endpoints(clusters["extproc"], [ports.grpc])
+    yaml = YAML()
+    yaml.width = 120
+    # Envoy takes an unquoted "on" or "n" for a boolean, whatever YAML 1.2 says.
+    yaml.representer.add_representer(str, _quoted)
+    with path.open("w", encoding="utf-8") as out:
+        yaml.dump(document, out)
+
+
+def _address(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": HOST, "port_value": port}}
+
+
+def _set_endpoints(cluster: dict[str, Any], ports: Sequence[int]) -> None:
+    cluster["load_assignment"]["endpoints"] = [
+        {"lb_endpoints": [{"endpoint": {"address": _address(port)}} for port in ports]}
+    ]
+
+
+def _quoted(representer: Any, text: str) -> Any:
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style='"')

@@ -1,0 +1,173 @@
+"""What do the demo's clients send, and what did they get?
+
+Requests come at random times, whether or not earlier ones have ended, as from many independent users. Most go through
+the `openai` package without its retries, so that nothing is smoothed over; some are read as raw bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import aiohttp
+from openai import APIError, APIStatusError, AsyncOpenAI
+
+from extproc.cli._demo_fleet import MODEL
+
+RATE_PER_S = 7.0
+_MOST_OPEN = 60  # a bound for machines that cannot keep up; in a healthy demo some 10 are open
+_TIMEOUT_S = 60.0
+_KINDS = ("chat, streamed", "chat", "long prompt", "completion", "raw stream", "models")
+_WEIGHTS = (40, 20, 12, 13, 8, 7)
+_TEXT = "the route of a request through a gateway to one of many servers depends on what they do now"
+_WORDS = _TEXT.split()
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request, as its client saw it."""
+
+    number: int
+    kind: str
+    phase: str
+    started_s: float  # monotonic
+    lie: str | None = None  # the host it named in x-gateway-destination-endpoint
+    body_sha256: str | None = None  # None: it has no body, or was not sent
+    server: str | None = None  # who answered, by its x-vllm-sim header; None: nobody
+    ended_s: float | None = None  # None: still open
+    complete: bool = False  # the answer has its proper end
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.complete and self.error is None
+
+
+class Traffic:
+    """A bounded stream of mixed requests to one gateway."""
+
+    def __init__(self, base_url: str, *, seed: int = 1) -> None:
+        self.sent: list[Sent] = []
+        self.phase = ""
+        self.lie: str | None = None  # while set, every third request names this host in the gateway's header
+        self._base_url = base_url
+        self._rng = random.Random(seed)
+        self._openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="unused", max_retries=0, timeout=_TIMEOUT_S)
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        self._source: asyncio.Task[None] | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._source = asyncio.create_task(self._run(), name="traffic")
+
+    async def finish(self) -> None:
+        """Send no more, and wait for what is open."""
+        if self._source is not None:
+            self._source.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+
+    async def close(self) -> None:
+        """Send no more, give up what is open."""
+        if self._source is not None:
+            self._source.cancel()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._openai.close()
+        await self._http.close()
+
+    def of(self, *phases: str) -> list[Sent]:
+        return [sent for sent in self.sent if sent.phase in phases]
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._rng.expovariate(RATE_PER_S))
+            if len(self._open) < _MOST_OPEN:
+                task = asyncio.create_task(self._send(self._rng.choices(_KINDS, _WEIGHTS)[0]))
+                self._open.add(task)
+                task.add_done_callback(self._open.discard)
+
+    async def _send(self, kind: str) -> None:
+        number = len(self.sent) + 1
+        lie = self.lie if number % 3 == 0 else None
+        sent = Sent(number, kind, self.phase, time.monotonic(), lie)
+        self.sent.append(sent)
+        headers = {"x-gateway-destination-endpoint": lie} if lie else {}
+        try:
+            await self._exchange(sent, headers)
+        except APIStatusError as error:
+            sent.server = error.response.headers.get("x-vllm-sim")
+            sent.error = f"status {error.status_code}: {error.message}"
+        except APIError as error:
+            sent.error = f"{error} ({type(error.__cause__ or error).__name__})"
+        except (aiohttp.ClientError, TimeoutError) as error:
+            sent.error = f"{type(error).__name__}: {error}"
+        except Exception as error:  # the HTTP client under `openai` lets some of its own errors through in a stream
+            sent.error = f"{type(error).__name__}: {error}"
+        sent.ended_s = time.monotonic()
+
+    async def _exchange(self, sent: Sent, headers: dict[str, str]) -> None:
+        prompt, tokens = self._prompt(sent), self._rng.randint(15, 50)
+        chat: Any = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens,
+            "extra_headers": headers,
+        }
+        match sent.kind:
+            case "chat":
+                raw = await self._openai.chat.completions.with_raw_response.create(**chat)
+                _note(sent, raw.http_response)
+                sent.complete = raw.parse().choices[0].finish_reason is not None
+            case "chat, streamed" | "long prompt":
+                stream = await self._openai.chat.completions.create(**chat, stream=True)
+                _note(sent, stream.response)
+                async for chunk in stream:
+                    sent.complete = sent.complete or bool(chunk.choices and chunk.choices[0].finish_reason)
+            case "completion":
+                text = await self._openai.completions.with_raw_response.create(
+                    model=MODEL, prompt=prompt, max_tokens=tokens, extra_headers=headers
+                )
+                _note(sent, text.http_response)
+                sent.complete = text.parse().choices[0].finish_reason is not None
+            case "raw stream":
+                await self._raw_stream(sent, prompt, tokens, headers)
+            case _:
+                models = await self._openai.models.with_raw_response.list(extra_headers=headers)
+                sent.server = models.headers.get("x-vllm-sim")
+                sent.complete = any(model.id == MODEL for model in models.parse().data)
+
+    async def _raw_stream(self, sent: Sent, prompt: str, tokens: int, headers: dict[str, str]) -> None:
+        """A streamed chat without any library's help: its last bytes must be the end mark."""
+        # White space and escapes as no JSON library writes them: the bytes must arrive as they are.
+        body = (
+            f'{{ "model" : "{MODEL}",\r\n "messages":[ {{"role":"user","content":"\\u0063af\u00e9 {prompt}"}} ] ,'
+            f' "stream":true, "max_tokens": {tokens} }}\n'
+        ).encode()
+        sent.body_sha256 = sha256(body).hexdigest()
+        url = f"{self._base_url}/v1/chat/completions"
+        async with self._http.post(url, data=body, headers={"content-type": "application/json", **headers}) as response:
+            sent.server = response.headers.get("x-vllm-sim")
+            answer = await response.read()
+            if response.status != 200:
+                sent.error = f"status {response.status}: {answer[:200].decode(errors='replace')}"
+            sent.complete = answer.endswith(b"data: [DONE]\n\n")
+
+    def _prompt(self, sent: Sent) -> str:
+        words = self._rng.randint(2000, 5000) if sent.kind == "long prompt" else self._rng.randint(10, 120)
+        return f"request {sent.number}: " + " ".join(self._rng.choices(_WORDS, k=words))
+
+
+def _note(sent: Sent, response: Any) -> None:
+    """Who answered, and what exactly was sent to it."""
+    sent.server = response.headers.get("x-vllm-sim")
+    sent.body_sha256 = sha256(response.request.content).hexdigest()

@@ -1,0 +1,78 @@
+"""What did the service decide, and why? The demo looks over the router's shoulder."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from extproc.app import App
+from extproc.cli._demo_why import reason
+from extproc.decision import Decision, Pick
+from extproc.pool.member import Member
+from extproc.request import RawRequest
+from extproc.scheduling.filters import eligible
+
+_KEPT = 20_000  # picks; a demo makes some hundred
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One pick."""
+
+    at_unix_s: float
+    path: str
+    address: str
+    destination: str  # all hosts named, as Envoy reads them
+    why: str
+
+
+class Watch:
+    """The picks of a service, over its restarts."""
+
+    def __init__(self) -> None:
+        self.picks: deque[Seen] = deque(maxlen=_KEPT)
+        self.got: Counter[str] = Counter()  # picks by address
+        self.apps: list[App] = []
+
+    def attach(self, app: App) -> App:
+        """Watch this service from now on."""
+        router, route = app.router, app.router.route
+
+        def watched(request: RawRequest, now: float) -> Decision:
+            plan = router.plans.get(request.pool or "", next(iter(router.plans.values())))
+            candidates = eligible(plan.pool.members, now, request.subset).candidates
+            costs = plan.profile.cost(candidates, now) if candidates else []
+            decision = route(request, now)
+            if isinstance(decision, Pick):
+                self._note(request, decision, candidates, costs)
+            return decision
+
+        router.route = watched  # type: ignore[method-assign]  # the demo only: a pick's reason is not kept by the router
+        self.apps.append(app)
+        return app
+
+    @property
+    def app(self) -> App:
+        return self.apps[-1]
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.app.router.pools[0].members
+
+    def member(self, address: str) -> Member:
+        """Raises KeyError for an address that is none of the pool's."""
+        for member in self.members:
+            if str(member.address) == address:
+                return member
+        raise KeyError(address)
+
+    def _note(
+        self, request: RawRequest, pick: Pick, candidates: Sequence[Member], costs: Sequence[tuple[float, ...]]
+    ) -> None:
+        address = str(pick.address)
+        index = next(i for i, candidate in enumerate(candidates) if candidate.address == pick.address)
+        others = [cost for i, cost in enumerate(costs) if i != index]
+        self.picks.append(Seen(time.time(), request.path, address, pick.destination, reason(costs[index], others)))
+        self.got[address] += 1

@@ -1,0 +1,218 @@
+"""`extproc demo`: `extproc up`, four simulated servers, and clients: see it route."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from extproc.cli._demo_config import Ports
+    from extproc.cli._demo_fleet import Fleet
+    from extproc.cli._demo_story import Story
+    from extproc.cli._demo_traffic import Traffic
+    from extproc.cli._demo_view import Picture, Plain
+    from extproc.cli._demo_watch import Watch
+    from extproc.cli._stack import Stack
+
+_INSTALL = 'The demo needs {what}. Install it with: pip install "vllm-extproc[demo]"'
+_FRAME_S = 0.25
+_CHECK_SECONDS = 20.0
+_SHOW_SECONDS = 75.0  # time to read along
+
+
+def demo(
+    check: Annotated[
+        bool, typer.Option("--check", help="Unattended: plain lines, ends by itself, exit status 0 only if all held.")
+    ] = False,
+    servers: Annotated[int, typer.Option("--servers", min=3, max=8, help="Simulated vLLM servers.")] = 4,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds", min=4, help=f"Length of the script: {_SHOW_SECONDS:g}, with --check {_CHECK_SECONDS:g}."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Envoy's data port; default: 8080, or a free one.")
+    ] = None,
+) -> None:
+    """Show it at work on this machine: real Envoy, the service, simulated vLLM servers and clients.
+
+    Servers get busy, die and come back, and the service itself dies; at the end it says what held, stays up, and tells
+    which curl to try. Nothing outside this machine is used, and nothing is left behind.
+    """
+    _require()
+    from rich.console import Console
+
+    from extproc.cli import _run
+    from extproc.cli._demo_config import HOST, choose_ports
+    from extproc.cli._ports import taken
+
+    if port is not None and taken(HOST, port):
+        typer.echo(f"extproc: --port {port}: something else listens there", err=True)
+        raise typer.Exit(1)
+    console = Console(highlight=False)
+    folder = Path(tempfile.mkdtemp(prefix="extproc-demo-"))
+    log_file = folder / "demo.log"
+    logging.basicConfig(level=logging.INFO, format=_run.LOG_FORMAT, filename=log_file)
+    logging.captureWarnings(True)
+    ports, moved = choose_ports(servers, port)
+    if moved:
+        console.print(f"Some usual ports are in use here, so: {', '.join(moved)}.", soft_wrap=True)
+    run = _Demo(console, folder, ports, check=check, seconds=seconds or (_CHECK_SECONDS if check else _SHOW_SECONDS))
+    code = 1
+    try:
+        _run.run_until_signal(run.main, at_once=run.at_once)
+        code = run.exit_code
+    except Exception as error:
+        logging.getLogger(__name__).exception("the demo ended")
+        console.print(f"The demo could not go on: {error}", style="bold red", markup=False, soft_wrap=True)
+    finally:
+        if code == 0 or run.interrupted:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            console.print(f"The log and Envoy's configuration are kept in {folder}", markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def _require() -> None:
+    """Say how to install what is missing."""
+    from extproc.cli._envoy import EnvoyError, find_binary
+
+    missing = ""
+    try:
+        import openai  # noqa: F401
+    except ImportError:
+        missing = "the openai package"
+    try:
+        find_binary()
+    except EnvoyError:
+        missing = f"{missing} and Envoy" if missing else "Envoy"
+    if missing:
+        typer.echo(f"extproc: {_INSTALL.format(what=missing)}", err=True)
+        raise typer.Exit(1)
+
+
+class _Demo:
+    """One run: builds the parts, plays the story, stays up if wanted, takes everything down."""
+
+    def __init__(self, console: Console, folder: Path, ports: Ports, *, check: bool, seconds: float) -> None:
+        self.exit_code = 1
+        self.interrupted = False
+        self._console = console
+        self._folder = folder
+        self._ports = ports
+        self._check = check
+        self._seconds = seconds
+        self._stack: Stack | None = None
+
+    def at_once(self) -> None:
+        """For a second Ctrl-C: leave no process and no file behind, wait for nothing."""
+        if self._stack is not None:
+            self._stack.kill_now()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def main(self, stop: asyncio.Event) -> None:
+        from extproc.app import App
+        from extproc.cli import _config, _demo_config
+        from extproc.cli._demo_fleet import Fleet
+        from extproc.cli._demo_story import Story
+        from extproc.cli._demo_traffic import Traffic
+        from extproc.cli._demo_watch import Watch
+        from extproc.cli._stack import Stack, urls
+
+        file = self._folder / "envoy.yaml"
+        _demo_config.write(file, self._ports)
+        settings = _config.settings_from(file, None)
+        watch = Watch()
+        fleet = Fleet(self._ports.servers)
+        async with contextlib.AsyncExitStack() as cleanup:
+            await fleet.start()
+            cleanup.push_async_callback(fleet.stop)
+            stack = self._stack = Stack(
+                settings, file, concurrency=2, make_app=lambda settings: watch.attach(App(settings))
+            )
+            cleanup.push_async_callback(stack.stop)
+            await stack.start()
+            traffic = Traffic(f"http://{stack.data[0]}")
+            cleanup.push_async_callback(traffic.close)
+            self._console.print(
+                f"Envoy on {urls(stack.data)}, the service's status on http://{stack.app.admin_address}/status,"
+                f" {len(fleet.names)} simulated servers; log and configuration in {self._folder}",
+                markup=False,
+                soft_wrap=True,
+            )
+            view = self._view(fleet, watch, traffic)
+            cleanup.callback(view.close)
+            story = Story(fleet, stack, traffic, watch, self._seconds, view.say, view.checked)
+            await self._run(stop, stack, story, view)
+
+    def _view(self, fleet: Fleet, watch: Watch, traffic: Traffic) -> Picture | Plain:
+        from extproc.cli._demo_view import Picture, Plain
+
+        if self._check or not sys.stdout.isatty():
+            return Plain(self._console)
+        return Picture(self._console, fleet, watch, traffic)
+
+    async def _run(self, stop: asyncio.Event, stack: Stack, story: Story, view: Picture | Plain) -> None:
+        """Play until the end, a signal, or the end of Envoy."""
+        envoy = asyncio.create_task(stack.wait_envoy(), name="envoy")
+        frames = asyncio.create_task(_frames(view.refresh), name="frames")
+        playing = asyncio.create_task(self._play(story, view, stack), name="story")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        tasks: tuple[asyncio.Task[Any], ...] = (envoy, frames, playing, stopped)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            self.interrupted = stopped.done() and not playing.done()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _play(self, story: Story, view: Picture | Plain, stack: Stack) -> None:
+        await story.play()
+        self.exit_code = 0 if story.failed == 0 else 1
+        total = story.held + story.failed
+        verdict = f"all {total} checks held" if not story.failed else f"{story.failed} of {total} checks failed"
+        if self._check:
+            view.say("", verdict)
+            return
+        view.say(f"{verdict}; now it is yours", "Try these in another terminal, and watch. Ctrl-C ends it all.")
+        for line in _curls(stack):
+            self._console.print(line, markup=False, soft_wrap=True)
+        await asyncio.Event().wait()
+
+
+async def _frames(draw: Callable[[], None]) -> None:
+    while True:
+        draw()
+        await asyncio.sleep(_FRAME_S)
+
+
+def _curls(stack: Stack) -> list[str]:
+    from extproc.cli._demo_fleet import MODEL
+
+    chat = f"curl http://{stack.data[0]}/v1/chat/completions -H 'content-type: application/json' -d "
+    body = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 40'
+    admin = f"http://{stack.app.admin_address}"
+    return [
+        "",
+        f"{chat}'{body}}}'",
+        f"{chat}'{body}, \"stream\": true}}' -N",
+        f"curl {admin}/status",
+        f"curl {admin}/metrics",
+        "",
+    ]

@@ -173,8 +173,8 @@ class Exchange:
             raise ApiError(
                 400,
                 f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} "
-                f"output tokens and your prompt contains at least {prompt_tokens} input tokens, for a total of at least "
-                f"{prompt_tokens + wanted} tokens. Please reduce the length of the input prompt or the number of "
+                f"output tokens and your prompt contains at least {prompt_tokens} input tokens, for a total of at "
+                f"least {prompt_tokens + wanted} tokens. Please reduce the length of the input prompt or the number of "
                 "requested output tokens.",
                 param="input_tokens",
             )

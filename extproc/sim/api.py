@@ -29,6 +29,7 @@ from extproc.sim.wire import SHUT_DOWN, ApiError, Kind, parse_ask
 
 VERSION = "0.32.0"  # the release whose behaviour was recorded
 _INFERENCE: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+_RECORD_LIMIT = 100_000  # requests kept, the oldest go first
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key"})
 
 
@@ -185,6 +186,8 @@ class SimApi:
             for name, value in request.raw_headers
         )
         digest = sha256(body).hexdigest()
+        if len(self.ledger.requests) >= _RECORD_LIMIT:
+            del self.ledger.requests[: _RECORD_LIMIT // 10]
         self.ledger.requests.append(SeenRequest(request.method, request.path_qs, headers, len(body), digest))
 
     async def _infer(self, request: web.BaseRequest) -> web.StreamResponse:

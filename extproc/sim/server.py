@@ -29,6 +29,7 @@ from extproc.sim.spec import EngineSpec
 
 KEEPALIVE_S = 5.0  # uvicorn's default: idle connections are closed after it
 _POLL_S = 0.02
+_CLOSE_S = 1.0  # for handlers to end after their connection is closed
 _logger = logging.getLogger(__name__)
 
 
@@ -156,12 +157,7 @@ class SimServer:
     async def kill(self) -> None:
         """Reset every connection, as the end of a killed process does."""
         await self._cancel_tasks()
-        self._close_listener()
-        if self._http is not None:
-            for connection in self._http.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-        await self._close()
+        await self._close(reset=True)
 
     async def __aenter__(self) -> SimServer:
         await self.start()
@@ -199,11 +195,22 @@ class SimServer:
             self._listener.close()
             self._listener = None
 
-    async def _close(self) -> None:
+    async def _close(self, *, reset: bool = False) -> None:
         self._close_listener()
         if self._http is not None:
             self.api.driver.halt()
-            await self._http.shutdown(0.0)
+            self._http.pre_shutdown()
+            for connection in self._http.connections:
+                if connection.transport is not None:
+                    if reset:
+                        connection.transport.abort()
+                    else:
+                        connection.transport.close()
+            # The loss of its connection cancels a handler; a connection is listed until its handler has ended.
+            deadline_s = asyncio.get_running_loop().time() + _CLOSE_S
+            while self._http.connections and asyncio.get_running_loop().time() < deadline_s:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await self._http.shutdown(0.01)  # 0 would mean no bound
             self._http = None
         self._exited.set()
 

@@ -14,6 +14,10 @@ Kind = Literal["chat", "completion"]
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError", 503: "ServiceUnavailableError"}
 
 
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
 class ApiError(Exception):
     """An answer other than 200, in vLLM's JSON shape."""
 
@@ -21,7 +25,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         error_type = type_ or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
-        self.body = json.dumps(
+        self.body = _compact(
             {"error": {"message": message, "type": error_type, "param": param, "code": status}}
         ).encode()
 
@@ -130,7 +134,7 @@ def full_answer(
         "choices": made,
         "usage": usage_object,
     }
-    return json.dumps(answer).encode()
+    return _compact(answer).encode()
 
 
 class ChunkWriter:
@@ -139,7 +143,7 @@ class ChunkWriter:
     def __init__(self, kind: Kind, answer_id: str, model: str, created_unix_s: int) -> None:
         object_ = "chat.completion.chunk" if kind == "chat" else "text_completion"
         head = {"id": answer_id, "object": object_, "created": created_unix_s, "model": model}
-        self._head = "data: " + json.dumps(head)[:-1] + ', "choices": ['
+        self._head = "data: " + _compact(head)[:-1] + ',"choices":['
         self._chat = kind == "chat"
 
     def role(self, index: int) -> str:
@@ -147,19 +151,19 @@ class ChunkWriter:
         if not self._chat:
             return ""
         return (
-            f'{self._head}{{"index": {index}, "delta": {{"role": "assistant", "content": ""}}, "logprobs": null, '
-            '"finish_reason": null}]}\n\n'
+            f'{self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
+            '"finish_reason":null}]}\n\n'
         )
 
     def word(self, index: int, text: str, finish_reason: str | None = None) -> str:
         """One token, the last one with the reason."""
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        piece = f'"delta": {{"content": "{text}"}}' if self._chat else f'"text": "{text}"'
-        return f'{self._head}{{"index": {index}, {piece}, "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
+        piece = f'"delta":{{"content":"{text}"}}' if self._chat else f'"text":"{text}"'
+        return f'{self._head}{{"index":{index},{piece},"logprobs":null,"finish_reason":{reason}}}]}}\n\n'
 
     def usage(self, usage_object: dict[str, Any]) -> str:
         """The chunk without choices that `include_usage` asks for."""
-        return f'{self._head}], "usage": {json.dumps(usage_object)}}}\n\n'
+        return f'{self._head}],"usage":{_compact(usage_object)}}}\n\n'
 
 
 DONE = "data: [DONE]\n\n"
@@ -170,4 +174,4 @@ SHUT_DOWN = "cannot schedule new futures after shutdown"
 def error_event(message: str, status: int) -> str:
     """An error inside a stream."""
     error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
-    return f"data: {json.dumps({'error': error})}\n\n"
+    return f"data: {_compact({'error': error})}\n\n"

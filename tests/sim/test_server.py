@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -32,7 +33,9 @@ async def post(
     http: aiohttp.ClientSession, server: SimServer, path: str, body: object
 ) -> tuple[int, dict[str, object]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with http.post(server.url + path, data=data, headers={"content-type": "application/json"}) as response:
+    async with http.post(
+        server.url + path, data=io.BytesIO(data), headers={"content-type": "application/json"}
+    ) as response:
         assert response.headers["x-vllm-sim"] == "a"
         return response.status, await response.json()
 

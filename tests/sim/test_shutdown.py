@@ -93,7 +93,8 @@ async def test_past_the_timeout_a_stream_ends_with_an_error_event_under_status_2
     error = json.loads(event.removeprefix("data: "))["error"]
     assert error["code"] == 500
     assert error["message"].startswith("EngineCore encountered an issue.")
-    assert (await whole).status == 500
+    failed = await whole
+    assert (failed.status, (await failed.json())["error"]["code"]) == (500, 500)
     await asyncio.wait_for(server.wait_exited(), 10)
 
 
@@ -107,6 +108,7 @@ async def test_a_killed_server_resets_its_streams_and_starts_again_with_an_empty
     await server.kill()
     with pytest.raises(aiohttp.ClientError):
         await stream.content.read()
+    stream.close()
     with pytest.raises(aiohttp.ClientConnectorError):
         await http.get(f"{server.url}/health")
     assert server.open_connections == 0

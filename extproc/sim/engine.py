@@ -41,7 +41,6 @@ class Engine:
         self._step_end_s = 0.0
         self._aborting = 0  # running requests that leave when the step ends
         self._steady = False  # see Step; false as soon as a request ended or came
-        self._head_blocked = False  # likewise
 
     # Readings -------------------------------------------------------------------------------------------------------
 
@@ -84,7 +83,7 @@ class Engine:
         if not self._live:
             self._ready_s = now
         if not self._scheduler.waiting:
-            self._steady = self._head_blocked = False
+            self._steady = False
         self._number += 1
         sequence = Sequence(request, self._number, now)
         self._live[request.id] = sequence
@@ -96,7 +95,7 @@ class Engine:
         sequence = self._live.get(request_id)
         if sequence is None or sequence.aborted:
             return False
-        self._steady = self._head_blocked = False
+        self._steady = False
         if sequence not in self._scheduler.running:
             self._scheduler.waiting.remove(sequence)
         elif self._step is not None:
@@ -180,7 +179,7 @@ class Engine:
         self._step_s = self._duration_s(step.decodes, step.decode_context_tokens, step.prefill_s)
         self._next_jitter = None
         self._step_end_s = now + self._step_s
-        self._steady, self._head_blocked = step.steady, step.head_blocked
+        self._steady = step.steady
 
     def _finish_step(self) -> None:
         step, now = self._step, self._step_end_s
@@ -224,7 +223,7 @@ class Engine:
         self._events.append(FirstToken(request.id, now, sequence.cached_tokens))
 
     def _drop_ended(self, now: float) -> None:
-        self._steady = self._head_blocked = False
+        self._steady = False
         self._aborting = 0
         running = self._scheduler.running
         self._scheduler.running = [sequence for sequence in running if not (sequence.aborted or sequence.done)]
@@ -266,7 +265,7 @@ class Engine:
 
     def _decode_steps_left(self) -> int:
         """How many steps, the one in flight included, surely tell nothing before the last of them ends."""
-        if not self._steady or (self._scheduler.waiting and not self._head_blocked):
+        if not self._steady:
             return 0
         left = self._steps_with_blocks() + 1  # the step in flight has its blocks
         for sequence in self._scheduler.running:

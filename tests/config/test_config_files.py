@@ -187,39 +187,9 @@ def test_the_command_lists_its_rules() -> None:
 
 ENVOY_LINES = (ROOT / "envoy" / "envoy.yaml").read_text().splitlines(keepends=True)
 _SPELLINGS = st.sampled_from(
-    [
-        "",
-        "\t",
-        "- ",
-        ": ",
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        "'",
-        "#",
-        "&a ",
-        "*a",
-        "!x ",
-        "<<: ",
-        "null",
-        "on",
-        "-1",
-        "1e999",
-        "%",
-        "9" * 5000,
-        "\ud7ff",
-        "\x00",
-        "---\n",
-        "? ",
-        "| ",
-        "@type: x\n",
-        "5",
-        "{}",
-        "[]",
-    ]
+    ["", "\t", "- ", ": ", "{", "}", "[", "]", '"', "'", "#", "&a ", "*a", "!x ", "<<: ", "null", "on", "-1", "1e999"]
 )
+_STRANGE = st.sampled_from(["9" * 5000, "\ud7ff", "\x00", "---\n", "? ", "| ", "@type: x\n", "5", "{}", "[]", "%"])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -239,9 +209,9 @@ def test_no_change_to_a_file_makes_the_check_raise(data: st.DataObject) -> None:
             lines[index], lines[other] = lines[other], line
         elif kind == "insert":
             at = data.draw(st.integers(0, len(line)))
-            lines[index] = line[:at] + data.draw(_SPELLINGS) + line[at:]
+            lines[index] = line[:at] + data.draw(_SPELLINGS | _STRANGE) + line[at:]
         elif ":" in line:
-            lines[index] = line.partition(":")[0] + ": " + data.draw(_SPELLINGS) + "\n"
+            lines[index] = line.partition(":")[0] + ": " + data.draw(_SPELLINGS | _STRANGE) + "\n"
         lines = lines or [""]
     problems = check("".join(lines), "changed.yaml")
     assert all(problem.message and problem.code and str(problem).startswith("changed.yaml") for problem in problems)

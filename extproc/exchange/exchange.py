@@ -218,7 +218,7 @@ class Exchange:
             return
         ends_with_body = self._decision_part is Part.REQUEST_BODY
         chunks, self._chunks = self._chunks, []
-        for body, last in _pieces(chunks):
+        for body, last in _pieces(chunks) if chunks else ():  # trailers may come without a body
             yield EchoBody(Part.REQUEST_BODY, body, end_of_stream=last and ends_with_body)
         if not ends_with_body:
             yield Continue(Part.REQUEST_TRAILERS)

@@ -16,6 +16,7 @@ import aiohttp
 import grpc
 import pytest
 
+from extproc import app as app_module
 from extproc.app import App
 from extproc.config.settings import Settings
 from extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -216,8 +217,11 @@ async def test_a_full_duplex_stream_ends_early_while_an_access_log_is_received_a
 # Stop
 
 
-async def test_it_stops_in_order_not_ready_then_no_new_streams_then_the_open_ones_end(vllm: MetricsServer) -> None:
+async def test_it_stops_in_order_not_ready_then_no_new_streams_then_the_open_ones_end(
+    vllm: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cases f03, g09"""
+    monkeypatch.setattr(app_module, "_STREAMS_CHECK_S", 0.001)
     async with started(settings({"vllm": [vllm.address]}, shutdown_notice_s=0.5)) as running:
         await eventually(running.serving, "ready")
         old = running.client.stream()
@@ -230,6 +234,8 @@ async def test_it_stops_in_order_not_ready_then_no_new_streams_then_the_open_one
         assert destination(await late.ask(body(b"{}", first_with_mode=BUFFERED))), "during the notice it still serves"
         assert await late.end() == "OK"
         await eventually(lambda: refused(running.app.grpc_address), "the listener is closed")
+        looks = iter(range(20))
+        await eventually(lambda: next(looks, None) is None, "it has looked many times for open streams")
         assert not running.task.done()
         assert destination(await old.ask(body(b"{}"))), "an open stream is served to its end"
         assert await old.end() == "OK"

@@ -142,6 +142,12 @@ def test_full_duplex_with_trailers_ends_with_the_trailers_not_with_the_body() ->
     ]
 
 
+def test_full_duplex_with_trailers_and_no_body_sends_no_body() -> None:
+    book = Playbook(BodyMode.FULL_DUPLEX_STREAMED, H)
+    sent = book.play_all([request_headers(), REQUEST_TRAILERS])
+    assert sent == [[], [SendPick(H, PICK, as_header=True), Continue(T)]]
+
+
 def test_full_duplex_without_a_body_answers_the_headers_alone() -> None:
     book = Playbook(BodyMode.FULL_DUPLEX_STREAMED, H)
     assert book.play(request_headers(end=True)) == [SendPick(H, PICK, as_header=True)]

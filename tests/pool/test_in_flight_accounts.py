@@ -212,6 +212,16 @@ def test_requests_sent_since_the_sample_are_those_it_cannot_have_seen() -> None:
     assert (server.unseen, server.in_flight) == (0, 2)
 
 
+def test_a_request_sent_a_moment_before_a_sample_may_not_be_in_it_yet() -> None:
+    """It has Envoy, HTTP parsing and tokenising still before it; 50 ms are too few, 200 ms are enough."""
+    fleet = sampled_router(1)
+    route(fleet, 5.0)
+    fleet.observe("vllm", address(1), sample(5.05), 5.05)
+    assert member(fleet, 1).unseen == 1
+    fleet.observe("vllm", address(1), sample(5.2), 5.2)
+    assert member(fleet, 1).unseen == 0
+
+
 def test_a_request_that_ended_before_the_next_sample_is_not_counted_on_top() -> None:
     fleet = sampled_router(1)
     pick = route(fleet, 5.0)

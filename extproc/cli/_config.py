@@ -9,18 +9,24 @@ from pydantic import ValidationError
 
 from extproc.config import Settings, load
 from extproc.config.check import check
+from extproc.config.problems import Severity
 from extproc.config.settings import AdminSettings, GrpcSettings
 
 
 def settings_from(
-    envoy: Path | None, config: Path | None, *, listen: str | None = None, admin: str | None = None
+    envoy: Path | None,
+    config: Path | None,
+    *,
+    listen: str | None = None,
+    admin: str | None = None,
+    strict: bool = False,
 ) -> Settings:
     """The settings of the one file given, with what the command line overrides. All problems go to stderr.
 
-    Warnings, and mistakes in the parts that are Envoy's, do not keep the service from starting.
+    Warnings do not keep the service from starting; nor do errors in the parts that are Envoy's, unless `strict`.
 
     Raises:
-        typer.Exit: 1 with errors in the settings, 2 for a file that cannot be read.
+        typer.Exit: 1 with errors in the settings (`strict`: with any error), 2 for a file that cannot be read.
         typer.BadParameter: not exactly one file, a file of the other kind, or an address that is none.
     """
     if (envoy is None) == (config is None):
@@ -28,11 +34,13 @@ def settings_from(
     path = envoy or config
     assert path is not None
     loaded = load(path)
-    for problem in check(loaded):
+    problems = check(loaded)
+    for problem in problems:
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
     if not loaded.readable:
         raise typer.Exit(2)
-    if loaded.settings is None:
+    if loaded.settings is None or (strict and any(problem.severity is Severity.ERROR for problem in problems)):
+        typer.echo("extproc: not started, because of the errors above", err=True)
         raise typer.Exit(1)
     if envoy is not None and loaded.kind == "own":
         raise typer.BadParameter(f"{path} is not an envoy.yaml; a file of our own settings goes with --config")

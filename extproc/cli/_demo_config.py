@@ -34,7 +34,7 @@ def choose_ports(servers: int, data: int | None = None) -> tuple[Ports, list[str
     def port(usual: int, what: str) -> int:
         found = free_port(usual, HOST, avoid=frozenset(chosen))
         if found != usual:
-            moved.append(f"{what} on {found} (not {usual})")
+            moved.append(f"{what} {usual} → {found}")
         chosen.append(found)
         return found
 
@@ -43,10 +43,10 @@ def choose_ports(servers: int, data: int | None = None) -> tuple[Ports, list[str
     return (
         Ports(
             data=data if data is not None else port(8080, "Envoy"),
-            envoy_admin=port(9901, "Envoy's admin"),
+            envoy_admin=port(9901, "its admin"),
             grpc=port(9002, "the service"),
-            admin=port(9003, "the service's admin"),
-            servers=tuple(port(8001 + i, f"simulated server {i + 1}") for i in range(servers)),
+            admin=port(9003, "its admin"),
+            servers=tuple(port(8001 + i, f"server {i + 1}") for i in range(servers)),
         ),
         moved,
     )
@@ -77,6 +77,7 @@ def write(path: Path, ports: Ports) -> None:
     yaml.width = 120
     # Envoy takes an unquoted "on" or "n" for a boolean, whatever YAML 1.2 says.
     yaml.representer.add_representer(str, _quoted)
+    yaml.representer.add_representer(type(None), _null)
     with path.open("w", encoding="utf-8") as out:
         yaml.dump(document, out)
 
@@ -93,3 +94,7 @@ def _set_endpoints(cluster: dict[str, Any], ports: Sequence[int]) -> None:
 
 def _quoted(representer: Any, text: str) -> Any:
     return representer.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+def _null(representer: Any, _: None) -> Any:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")

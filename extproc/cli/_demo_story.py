@@ -162,6 +162,7 @@ class Story:
             "No picks now. Envoy lets requests through (failure_mode_allow) and chooses by its own fallback policy.",
         )
         await self.stack.kill_service()
+        self.watch.down = True
         await self._play_for(_ALONE)
         await self._until(lambda: self._ended("service dies") >= 3, "requests end without the service")
         picks = len(self.watch.picks)

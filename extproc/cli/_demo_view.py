@@ -31,11 +31,12 @@ class Plain:
     def say(self, title: str, text: str) -> None:
         """An act begins (a title), or something is worth telling (none)."""
         line = f"\n{title}\n  {text}" if title else f"  {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def checked(self, held: bool, sentence: str, seen: str) -> None:
         line = f"ok   {sentence}" if held else f"FAIL {sentence}: {seen}"
-        self._console.print(line, style=None if held else "bold red", markup=False, highlight=False, soft_wrap=True)
+        style = None if held else "bold red"
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def refresh(self) -> None:
         """Nothing moves here."""
@@ -55,7 +56,7 @@ class Picture:
         self._title = "starting"
         self._text = ""
         self._news = ""
-        self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._live = Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop")
         self._live.start()
 
     def say(self, title: str, text: str) -> None:
@@ -109,13 +110,16 @@ class Picture:
         )
         bar = "█" * round(_BAR * got / most) if most else ""
         share = f"{bar.ljust(_BAR)} {got / total:4.0%}" if total else ""
+        known = "[dim]nobody looks[/]" if self._watch.down else f"[{_COLOURS.get(state, 'white')}]{state}[/]"
+        if self._watch.down:
+            running = waiting = kv = None
         return (
             f"[bold]{self._fleet.name_of(address)}[/]",
-            f"[{_COLOURS.get(state, 'white')}]{state}[/]",
+            known,
             _number(running),
             f"[bold yellow]{_number(waiting)}[/]" if waiting else _number(waiting),
             "?" if kv is None else f"{kv:.0%}",
-            str(member.in_flight),
+            "?" if self._watch.down else str(member.in_flight),
             str(got),
             f"[cyan]{share}[/]",
         )

@@ -35,6 +35,7 @@ class Watch:
         self.picks: deque[Seen] = deque(maxlen=_KEPT)
         self.got: Counter[str] = Counter()  # picks by address
         self.apps: list[App] = []
+        self.down = False  # the service is away; what is known of the servers is old
 
     def attach(self, app: App) -> App:
         """Watch this service from now on."""
@@ -51,6 +52,7 @@ class Watch:
 
         router.route = watched  # type: ignore[method-assign]  # the demo only: a pick's reason is not kept by the router
         self.apps.append(app)
+        self.down = False
         return app
 
     @property

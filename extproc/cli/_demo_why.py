@@ -15,25 +15,23 @@ def reason(chosen: Cost, others: Sequence[Cost]) -> str:
     if not others:
         return "the only one that can be used"
     same = [other for other in others if other[0] == chosen[0]]
-    head = f"{chosen[0]:g} waiting"
+    more = [other[0] for other in others if other[0] != chosen[0]]
+    head = f"fewest waiting {chosen[0]:g} (others {_range(more, '{:g}'.format)})" if more else f"{chosen[0]:g} waiting"
     if not same:
-        return f"fewest waiting: {_against(chosen[0], [o[0] for o in others], '{:g}'.format)}"
-    if len(same) < len(others):
-        head = f"fewest waiting ({_against(chosen[0], [o[0] for o in others if o[0] != chosen[0]], '{:g}'.format)})"
+        return head
     known = [other for other in same if other[1] == chosen[1]]
     if not known:
         return f"{head}, and its load is known"
     same = [other for other in known if other[2] == chosen[2]]
     if not same:
-        return f"{head}, then lowest KV: {_against(chosen[2], [o[2] for o in known], '{:.1%}'.format)}"
-    fewer = [other for other in same if other[3] == chosen[3]]
-    if not fewer:
-        return (
-            f"{head}, KV {chosen[2]:.1%}, fewest in flight: {_against(chosen[3], [o[3] for o in same], '{:g}'.format)}"
-        )
-    return f"{head}, KV {chosen[2]:.1%}: drawn among {len(fewer) + 1} equal ones"
+        return f"{head}, lowest KV {chosen[2]:.1%} ({_range([o[2] for o in known], '{:.1%}'.format)})"
+    equal = [other for other in same if other[3] == chosen[3]]
+    if not equal:
+        in_flight = _range([other[3] for other in same], "{:g}".format)
+        return f"{head}, KV {chosen[2]:.1%}, fewest in flight {chosen[3]:g} ({in_flight})"
+    return f"{head}, KV {chosen[2]:.1%}: drawn among {len(equal) + 1} equal ones"
 
 
-def _against(value: float, others: Sequence[float], text: Callable[[float], str]) -> str:
-    low, high = text(min(others)), text(max(others))
-    return f"{text(value)} against {low}" + ("" if low == high else f" to {high}")
+def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low}–{high}"

@@ -27,8 +27,10 @@ def taken(host: str, port: int) -> bool:
 
 
 def free_port(preferred: int, host: str = "127.0.0.1", *, avoid: frozenset[int] = frozenset()) -> int:
-    """The preferred port if nobody listens there, else one that the system says is free; never one of `avoid`."""
-    if preferred not in avoid and not taken(host, preferred):
+    """The preferred port if nobody listens there, else one that the system says is free; never one of `avoid`.
+
+    `preferred` 0: any."""
+    if preferred and preferred not in avoid and not taken(host, preferred):
         return preferred
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

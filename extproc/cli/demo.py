@@ -68,7 +68,7 @@ def demo(
     logging.captureWarnings(True)
     ports, moved = choose_ports(servers, port)
     if moved:
-        console.print(f"Some usual ports are in use here, so: {', '.join(moved)}.", soft_wrap=True)
+        _tell(console, f"Ports in use here, so others were taken: {', '.join(moved)}.")
     run = _Demo(console, folder, ports, check=check, seconds=seconds or (_CHECK_SECONDS if check else _SHOW_SECONDS))
     code = 1
     try:
@@ -76,13 +76,13 @@ def demo(
         code = run.exit_code
     except Exception as error:
         logging.getLogger(__name__).exception("the demo ended")
-        console.print(f"The demo could not go on: {error}", style="bold red", markup=False, soft_wrap=True)
+        _tell(console, f"The demo could not go on: {error}")
     finally:
         if code == 0 or run.interrupted:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            console.print(f"The log and Envoy's configuration are kept in {folder}", markup=False, soft_wrap=True)
-    raise typer.Exit(code)
+            _tell(console, f"The log and Envoy's configuration are kept in {folder}")
+    raise typer.Exit(130 if run.interrupted else code)  # 130: as a shell tells of Ctrl-C
 
 
 def _require() -> None:
@@ -124,16 +124,18 @@ class _Demo:
 
     async def main(self, stop: asyncio.Event) -> None:
         from extproc.app import App
-        from extproc.cli import _config, _demo_config
+        from extproc.cli import _demo_config
         from extproc.cli._demo_fleet import Fleet
         from extproc.cli._demo_story import Story
         from extproc.cli._demo_traffic import Traffic
         from extproc.cli._demo_watch import Watch
         from extproc.cli._stack import Stack, urls
+        from extproc.config import load
 
         file = self._folder / "envoy.yaml"
         _demo_config.write(file, self._ports)
-        settings = _config.settings_from(file, None)
+        settings = load(file).settings  # without `check`, which takes a second: a test checks what `write` writes
+        assert settings is not None
         watch = Watch()
         fleet = Fleet(self._ports.servers)
         async with contextlib.AsyncExitStack() as cleanup:
@@ -146,11 +148,10 @@ class _Demo:
             await stack.start()
             traffic = Traffic(f"http://{stack.data[0]}")
             cleanup.push_async_callback(traffic.close)
-            self._console.print(
+            _tell(
+                self._console,
                 f"Envoy on {urls(stack.data)}, the service's status on http://{stack.app.admin_address}/status,"
                 f" {len(fleet.names)} simulated servers; log and configuration in {self._folder}",
-                markup=False,
-                soft_wrap=True,
             )
             view = self._view(fleet, watch, traffic)
             cleanup.callback(view.close)
@@ -194,6 +195,11 @@ class _Demo:
         for line in _curls(stack):
             self._console.print(line, markup=False, soft_wrap=True)
         await asyncio.Event().wait()
+
+
+def _tell(console: Console, text: str) -> None:
+    """A sentence: wrapped between words in a terminal, one line elsewhere."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 async def _frames(draw: Callable[[], None]) -> None:

@@ -30,15 +30,9 @@ def up(
     from extproc.cli import _config, _run
     from extproc.cli._envoy import EnvoyError, find_binary
     from extproc.cli._stack import Stack, StackError, urls
-    from extproc.config.check import check
-    from extproc.config.load import load
-    from extproc.config.problems import Severity
     from extproc.server.listener import ListenError
 
-    settings = _config.settings_from(file, None, listen=None, admin=None)
-    if any(problem.severity is Severity.ERROR for problem in check(load(file))):
-        typer.echo("extproc: not started, because of the errors above", err=True)
-        raise typer.Exit(1)
+    settings = _config.settings_from(file, None, strict=True)
     _run.setup_logging(log_level)
     stacks: list[Stack] = []
 

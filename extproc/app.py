@@ -45,7 +45,7 @@ class App:
     """One service process. `run` it once."""
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ValueError for a CA file of a `scrape` section that cannot be used."""
+        """Raises ListenError for a file named in a `scrape` section that cannot be used."""
         self.settings = settings
         self.grpc_address = ""  # host:port, once started
         self.admin_address = ""  # host:port, once started
@@ -60,12 +60,15 @@ class App:
             rng=Random(),
             id_prefix=f"{secrets.token_hex(4)}-",
         )
-        self._pollers = {
-            name: Poller(
-                pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock), clock
-            )
-            for name, pool in settings.pools.items()
-        }
+        try:
+            self._pollers = {
+                name: Poller(
+                    pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock), clock
+                )
+                for name, pool in settings.pools.items()
+            }
+        except ValueError as error:
+            raise listener.ListenError(str(error)) from error
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
         self._processor = processor.Processor(
             self.router,

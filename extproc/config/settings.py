@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from extproc.endpoint import split_host_port
+from extproc.scheduling.profiles import PROFILES
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PROFILES = ("least-loaded",)
 
 
 class _Section(BaseModel):

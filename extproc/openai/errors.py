@@ -7,7 +7,7 @@ import json
 from extproc.decision import Rejection, RejectionReason
 
 _TYPES = {
-    RejectionReason.NO_ENDPOINTS: "service_unavailable",
+    RejectionReason.NO_ENDPOINTS: "server_error",
     RejectionReason.INVALID: "invalid_request_error",
 }
 

@@ -176,7 +176,7 @@ async def test_a_port_that_is_taken_is_told_with_the_setting(which: str) -> None
 
 def test_a_ca_file_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
     scrape = QUICK | {"scheme": "https", "ca_file": str(tmp_path / "absent.pem")}
-    with pytest.raises(ValueError, match=r"scrape\.ca_file.*absent\.pem"):
+    with pytest.raises(ListenError, match=r"scrape\.ca_file.*absent\.pem"):
         App(settings({"vllm": []}, scrape=scrape))
 
 

@@ -92,7 +92,7 @@ def test_an_echo_is_a_streamed_response(part: Part, body: bytes, end: bool) -> N
 @pytest.mark.parametrize(
     ("rejection", "error_type"),
     [
-        (Rejection(RejectionReason.NO_ENDPOINTS, 503, "No server.", retry_after_s=1), "service_unavailable"),
+        (Rejection(RejectionReason.NO_ENDPOINTS, 503, "No server.", retry_after_s=1), "server_error"),
         (Rejection(RejectionReason.INVALID, 413, 'Too "big".'), "invalid_request_error"),
     ],
 )

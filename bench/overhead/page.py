@@ -55,6 +55,7 @@ def render(
         " milliseconds, and these differences vanish in it; what remains is the CPU.",
         f"Measured on {today}. Reproduce with `{command}`; compare numbers of one run only.",
         machine_lines,
+        *([warning] if (warning := report.disturbed(measured)) else []),
         "## Verdict",
         "\n".join(f"- {verdict}" for verdict in report.verdicts(rows)),
         *(["\n".join(failures)] if failures else []),
@@ -90,8 +91,8 @@ METHOD = """\
   service process of its own.
 - All arms run from start to end; those not being measured are frozen (SIGSTOP), so they take no CPU. Within a round the
   arms of one cell follow each other directly. Each arm and cell is warmed up for 1 s before its first window.
-- Every answer must be 2xx, and the servers must know every path they are asked for, or the arm fails. For the extproc
-  arms Envoy's counters must show an ext_proc stream for each request, no message it did not expect and no mutation it
+- Every answer to the client must be 2xx, and the servers must not refuse what they are asked, or the arm fails. For the
+  extproc arms Envoy's counters must show an ext_proc stream for each request, no message it did not expect and no mutation it
   refused, and all four servers must have been used.
 - CPU is user and system time of the process and its children from /proc, divided by the requests of the window. For the
   other routers it stands under "service"."""

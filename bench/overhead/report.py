@@ -15,6 +15,7 @@ MUST_CELL_KB = 4
 MIN_RPS_RATIO = 0.8
 AIM_RPS_RATIO = 1.0
 MAX_ADDED_MS = 1.0
+QUIET_RATIO = 0.05  # of the machine's CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,17 @@ def cpu_table(measured: Measurements, cell: Cell) -> str:
         to_servers = _median([window.server_requests for window in windows])
         lines.append("| " + " | ".join([arm, *texts, f"{sum(parts):,.0f}", f"{to_servers:.2f}"]) + " |")
     return "\n".join(lines)
+
+
+def disturbed(measured: Measurements) -> str | None:
+    """A warning when other processes took so much CPU that throughput and latency are not the arms' own; else None."""
+    other = _median([window.other_cpu_ratio for series in measured.windows.values() for window in series])
+    if other <= QUIET_RATIO:
+        return None
+    return (
+        f"> **This run was disturbed:** other processes took {other:.0%} of the machine's CPU. Throughput, latency and"
+        " the verdict are not to be relied on; run it again on a quiet machine."
+    )
 
 
 def noise(measured: Measurements) -> str:

@@ -9,7 +9,7 @@ import pytest
 from bench.overhead import page, report
 from bench.overhead.__main__ import parse_arguments
 from bench.overhead.arms import ARMS
-from bench.overhead.measure import Row
+from bench.overhead.measure import Cell, Measurements, Row, Window
 
 
 def row(arm: str, concurrency: int, rps: float, p50_ms: float, body_kb: int = 4) -> Row:
@@ -64,6 +64,16 @@ def test_the_table_has_a_section_a_cell_and_leaves_unknown_cells_empty() -> None
     assert text.index("### 4 KB, concurrency 1\n") < text.index("### 4 KB, concurrency 32\n")
     assert "| extproc-a | 2,340 | 0.34 | 0.89 | 13.00 | +8.50 | 130.00 | 300 |  |" in text
     assert "| envoy-alone | 2,500 | 1.00 |  | 0.39 |  | 3.90 |  |  |" in text
+
+
+@pytest.mark.parametrize(("other", "warned"), [(0.02, False), (0.4, True)])
+def test_a_busy_machine_is_said_first(other: float, warned: bool) -> None:
+    window = Window(1000, 1, 2, 300, 200, 80, 20, other, 1.0, (1, 1, 1, 1), 0)
+    measured = Measurements({("extproc-a", Cell(4, 32)): [window]})
+
+    text = page.render(measured, "- a machine", "make bench-overhead", 1, 1, [])
+
+    assert ("disturbed" in text.partition("## Verdict")[0]) is warned
 
 
 def test_the_part_written_by_hand_survives_a_run(tmp_path: Path) -> None:

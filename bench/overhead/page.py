@@ -92,8 +92,8 @@ METHOD = """\
 - All arms run from start to end; those not being measured are frozen (SIGSTOP), so they take no CPU. Within a round the
   arms of one cell follow each other directly. Each arm and cell is warmed up for 1 s before its first window.
 - Every answer to the client must be 2xx, and the servers must not refuse what they are asked, or the arm fails. For the
-  extproc arms Envoy's counters must show an ext_proc stream for each request, no message it did not expect and no mutation it
-  refused, and all four servers must have been used.
+  extproc arms Envoy's counters must show an ext_proc stream for each request, no message it did not expect and no
+  mutation it refused, and all four servers must have been used.
 - CPU is user and system time of the process and its children from /proc, divided by the requests of the window. For the
   other routers it stands under "service"."""
 

@@ -15,7 +15,7 @@ MUST_CELL_KB = 4
 MIN_RPS_RATIO = 0.8
 AIM_RPS_RATIO = 1.0
 MAX_ADDED_MS = 1.0
-QUIET_RATIO = 0.05  # of the machine's CPU
+QUIET_RATIO = 0.1  # of the machine's CPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Real Envoy: which versions, and a stack for a test.
 
-Every test of this folder runs once for each version of `--envoy-versions`, those marked `newest_only` on the last one
-alone. When a test's Envoy ends, its counters of spurious messages and of rejected mutations must be 0, and its log must
-hold no error: that is part of each test.
+Every test of this folder runs once for each version of `--envoy-versions`. To keep the default run short, tests marked
+`newest_only` run there on the newest one alone, and in any run if marked with `always=True`.
+
+When a test's Envoy ends, its counters of spurious messages and of rejected mutations must be 0, and its log must hold
+no error: that is part of each test.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "newest_only: runs on the newest Envoy of the run alone")
+    config.addinivalue_line(
+        "markers", "newest_only(always=False): in the default run (or always) on the newest Envoy alone"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "envoy_version" in metafunc.fixturenames:
         wanted = versions(metafunc.config.getoption("--envoy-versions"))
-        if metafunc.definition.get_closest_marker("newest_only"):
+        marker = metafunc.definition.get_closest_marker("newest_only")
+        if marker and (marker.kwargs.get("always") or metafunc.config.getoption("--envoy-versions") is None):
             wanted = (max(wanted, key=lambda version: tuple(map(int, version.split(".")))),)
         metafunc.parametrize("envoy_version", wanted, scope="session")
 

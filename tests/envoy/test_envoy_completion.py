@@ -19,18 +19,6 @@ REQUEST = (
 )
 
 
-async def _access_log_connected(stack: Stack) -> None:
-    """One request makes Envoy open its access log stream; from then on shape C closes its streams early."""
-    assert (await stack.request()).status == 200
-
-    async def connected() -> bool:
-        status = await stack.status()
-        return bool(status["access_log"]["connected"] and status["access_log"]["entries"])
-
-    await eventually(connected, "Envoy sends its access log")
-    await stack.nothing_in_flight()
-
-
 def _hold(stack: Stack, *, head_first: bool, ending: str = "end") -> Held:
     held = Held(head_first=head_first, ending=ending)
     for upstream in stack.upstreams:
@@ -71,7 +59,7 @@ async def test_a_request_is_in_flight_until_its_response_ends(start: Any, shape:
     """Section "Completion": in A and B our stream is held to the response's end (response trailers SEND) on every
     version; in C it is closed early, and the access log tells the end. Case f01: nothing is cut."""
     stack: Stack = await start(shape=shape)
-    await _access_log_connected(stack)
+    await stack.until_access_log_is_connected()
     held = _hold(stack, head_first=head_first)
     request = asyncio.create_task(stack.request())
     await eventually(lambda: held.waiting == 1, "the request runs")
@@ -84,17 +72,14 @@ async def test_a_request_is_in_flight_until_its_response_ends(start: Any, shape:
     await _outcome(stack, "ok", 2)
 
 
-@SHAPES
-async def test_full_duplex_without_an_access_log_stays_to_the_end(start: Any, shape: str) -> None:
+async def test_full_duplex_without_an_access_log_stays_to_the_end(start: Any) -> None:
     """`exchange.response: echo`, and what `auto` does before the access log is there: the response passes through."""
-    if shape != "C":
-        pytest.skip("shape C alone has a response phase")
 
     def echo(config: Any) -> None:
         envoy_config.settings_of(config)["exchange"] = {"response": "echo"}
 
-    stack: Stack = await start(shape=shape, change=echo)
-    await _access_log_connected(stack)
+    stack: Stack = await start(shape="C", change=echo)
+    await stack.until_access_log_is_connected()
     held = _hold(stack, head_first=True)
     async with stack.client.post(stack.url + "/v1/chat/completions", data=BODY) as response:
         assert await response.content.readany() == b"data: first\n\n"
@@ -110,7 +95,7 @@ async def test_full_duplex_without_an_access_log_stays_to_the_end(start: Any, sh
 async def test_a_retry_moves_the_charge_while_the_request_still_runs(start: Any, shape: str, first: str) -> None:
     """Cases b05, b06: the second host named serves, and is the one that the request counts on."""
     stack: Stack = await start(shape=shape)
-    await _access_log_connected(stack)
+    await stack.until_access_log_is_connected()
     bad = stack.only(0)
     await stack.until_waiting_is_known()
     held = _hold(stack, head_first=False)
@@ -161,7 +146,7 @@ async def test_a_pool_of_one_is_tried_again(start: Any, shape: str) -> None:
 async def test_a_client_that_leaves_ends_the_charge(start: Any, shape: str, head_first: bool) -> None:
     """Case a14: told as cancelled, which says nothing against the server."""
     stack: Stack = await start(shape=shape)
-    await _access_log_connected(stack)
+    await stack.until_access_log_is_connected()
     held = _hold(stack, head_first=head_first)
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     writer.write(REQUEST)
@@ -196,7 +181,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole_counts_nowhere(star
 async def test_a_server_that_breaks_its_stream_is_told_as_failed(start: Any, shape: str) -> None:
     """Never retried after the first byte (case b05)."""
     stack: Stack = await start(shape=shape)
-    await _access_log_connected(stack)
+    await stack.until_access_log_is_connected()
     seen = len(stack.seen())
     held = _hold(stack, head_first=True, ending="reset")
     async with stack.client.post(stack.url + "/v1/chat/completions", data=BODY) as response:

@@ -33,7 +33,8 @@ from tests.support.envoy_upstream import Seen, Upstream
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 DESTINATION = "x-gateway-destination-endpoint"
-# Waits that only cost a test time: the service's goodbye. Scrapes are frequent so that a test need not wait for one.
+# Waits that only cost a test time: the service's goodbye. Scrapes, and Envoy's health checks of the service, are
+# frequent so that a test need not wait long for one.
 QUICK: Json = {
     "shutdown_notice_s": 0,
     "shutdown_grace_s": 1,
@@ -204,6 +205,8 @@ class Stack:
             if self._quick:
                 block = envoy_config.settings_of(self.config)
                 block.update({**QUICK, "scrape": {**block.get("scrape", {}), **QUICK["scrape"]}})
+                for check in envoy_config.cluster(self.config, "extproc")["health_checks"]:
+                    check.update(interval="0.5s", no_traffic_interval="0.5s")
             self._change(self.config)
             self.port = listener
             self.grpc_port = grpc
@@ -293,6 +296,17 @@ class Stack:
             return status["requests"]["in_flight"] == 0 and not any(counted) and status["streams"]["open"] == 0
 
         await eventually(none, "in-flight is back at zero, and no stream is open")
+
+    async def until_access_log_is_connected(self) -> None:
+        """One request makes Envoy open its access log stream; from then on shape C closes its streams early."""
+        assert (await self.request()).status == 200
+
+        async def connected() -> bool:
+            status = await self.status()
+            return bool(status["access_log"]["connected"] and status["access_log"]["entries"])
+
+        await eventually(connected, "Envoy sends its access log")
+        await self.nothing_in_flight()
 
     async def picks(self) -> int:
         found: int = (await self.status())["requests"]["picks"].get("vllm", 0)

@@ -96,6 +96,8 @@ class Upstream:
             body = await request.content.read()
             self.seen.append(_seen(request, body))
             return await self.respond(request, body)
+        except ConnectionError:  # Envoy left; nobody reads what is returned
+            return web.Response()
         finally:
             self.open -= 1
 

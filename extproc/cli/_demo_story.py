@@ -24,6 +24,7 @@ _STEADY, _BUSY, _DEAD, _BACK, _ALONE = 0.30, 0.20, 0.20, 0.15, 0.15
 _DIRECT_REQUESTS = 12  # twice what a server runs at once: half of them wait
 _NOTICE_S = 15.0  # longest wait for a change to show; a scrape comes every 0.5 s, Envoy's health check every 2 s
 _STEP_S = 0.05
+_FEW = 3  # requests that an act needs to show anything, however short it is
 
 
 class DemoError(Exception):
@@ -108,6 +109,7 @@ class Story:
         self.traffic.phase, self.traffic.lie = "busy", address
         before = Counter(self.watch.got)
         await self._play_for(_BUSY)
+        await self._until(lambda: len(self._lies()) >= _FEW, "clients name a server themselves")
         after = Counter(self.watch.got)
         self.traffic.lie = None
         new = after - before
@@ -137,6 +139,7 @@ class Story:
         self.traffic.phase = "dead"
         first = len(self.watch.picks)
         await self._play_for(_DEAD)
+        await self._until(lambda: len(self.watch.picks) >= first + _FEW, "requests are picked for the others")
         named = sum(address in pick.destination for pick in list(self.watch.picks)[first:])
         total = len(self.watch.picks) - first
         self._check(named == 0, f"once noticed dead, {name} was named in none of {total} picks", f"in {named}")
@@ -164,7 +167,7 @@ class Story:
         await self.stack.kill_service()
         self.watch.down = True
         await self._play_for(_ALONE)
-        await self._until(lambda: self._ended("service dies") >= 3, "requests end without the service")
+        await self._until(lambda: self._ended("service dies") >= _FEW, "requests end without the service")
         picks = len(self.watch.picks)
         self.traffic.phase = "service returns"
         await self.stack.start_service()
@@ -216,8 +219,7 @@ class Story:
             f"{len(streams)} streams, read as raw bytes, ended with [DONE]",
             _first([s for s in streams if not s.complete]),
         )
-        # A request without a body has no pick: Envoy alone chooses, and may well choose that one.
-        lies = [s for s in sent if s.lie is not None and s.kind != "models"]
+        lies = self._lies()
         believed = [s for s in lies if s.server == self._busy_name]
         self._check(
             bool(lies) and not believed,
@@ -272,6 +274,11 @@ class Story:
 
     def _state(self, address: str) -> State:
         return self.watch.member(address).state(time.monotonic())
+
+    def _lies(self) -> list[Sent]:
+        """Requests that named a server themselves. One without a body has no pick: Envoy alone chooses, and may well
+        choose that server."""
+        return [s for s in self.traffic.sent if s.lie is not None and s.kind != "models"]
 
     def _ended(self, phase: str) -> int:
         return sum(s.ended_s is not None for s in self.traffic.of(phase))

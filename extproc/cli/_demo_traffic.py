@@ -21,8 +21,8 @@ from extproc.cli._demo_fleet import MODEL
 RATE_PER_S = 7.0
 _MOST_OPEN = 60  # a bound for machines that cannot keep up; in a healthy demo some 10 are open
 _TIMEOUT_S = 60.0
-_KINDS = ("chat, streamed", "chat", "long prompt", "completion", "raw stream", "models")
-_WEIGHTS = (40, 20, 12, 13, 8, 7)
+# Dealt like cards, so that even a short run has some of each.
+_DECK = {"chat, streamed": 10, "chat": 5, "long prompt": 3, "completion": 3, "raw stream": 2, "models": 2}
 _TEXT = "the route of a request through a gateway to one of many servers depends on what they do now"
 _WORDS = _TEXT.split()
 
@@ -53,9 +53,10 @@ class Traffic:
     def __init__(self, base_url: str, *, seed: int = 1) -> None:
         self.sent: list[Sent] = []
         self.phase = ""
-        self.lie: str | None = None  # while set, every third request names this host in the gateway's header
+        self.lie: str | None = None  # while set, every other request names this host in the gateway's header
         self._base_url = base_url
         self._rng = random.Random(seed)
+        self._deck: list[str] = []
         self._openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="unused", max_retries=0, timeout=_TIMEOUT_S)
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         self._source: asyncio.Task[None] | None = None
@@ -92,13 +93,19 @@ class Traffic:
         while True:
             await asyncio.sleep(self._rng.expovariate(RATE_PER_S))
             if len(self._open) < _MOST_OPEN:
-                task = asyncio.create_task(self._send(self._rng.choices(_KINDS, _WEIGHTS)[0]))
+                task = asyncio.create_task(self._send(self._next_kind()))
                 self._open.add(task)
                 task.add_done_callback(self._open.discard)
 
+    def _next_kind(self) -> str:
+        if not self._deck:
+            self._deck = [kind for kind, count in _DECK.items() for _ in range(count)]
+            self._rng.shuffle(self._deck)
+        return self._deck.pop()
+
     async def _send(self, kind: str) -> None:
         number = len(self.sent) + 1
-        lie = self.lie if number % 3 == 0 else None
+        lie = self.lie if number % 2 == 0 else None
         sent = Sent(number, kind, self.phase, time.monotonic(), lie)
         self.sent.append(sent)
         headers = {"x-gateway-destination-endpoint": lie} if lie else {}

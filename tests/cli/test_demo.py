@@ -19,7 +19,7 @@ def _env(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 async def test_every_check_of_the_demo_holds_and_nothing_is_left_behind(tmp_path: Path) -> None:
     """R1, R3, R4: busy servers are avoided, a dead one is worked around, and the service's own death is survived."""
-    async with Command("demo", "--check", "--seconds", "6", env=_env(tmp_path)) as command:
+    async with Command("demo", "--check", "--seconds", "4", env=_env(tmp_path)) as command:
         code = await command.exit_code(timeout_s=110.0)
     assert code == 0, command.output
     lines = command.output.splitlines()

@@ -155,8 +155,9 @@ async def test_an_envoy_that_dies_ends_the_service_with_status_1(ground: Ground)
 
 
 @pytest.mark.envoy
-async def test_no_envoy_stays_behind_when_the_command_is_killed(ground: Ground) -> None:
-    async with Command("up", str(ground.file), "--concurrency", "1") as command:
+async def test_no_envoy_stays_behind_when_the_command_is_killed(ground: Ground, tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # what is killed cannot tidy up
+    async with Command("up", str(ground.file), "--concurrency", "1", env=env) as command:
         await command.says("Envoy serves on")
         envoy = await envoy_of(command)
         command.signal(signal.SIGKILL)

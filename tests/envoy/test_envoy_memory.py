@@ -1,7 +1,8 @@
 """Does the service's memory stay flat when streams end by reset, as Envoy ends most of them?
 
-Cases g05, a14. A cancelled read leaks 80 bytes of C memory for ever unless the pump shields it: 80,000 streams would
-be 6.4 MB. `gc` does not see it, so the process's resident memory is watched.
+Cases g05, a14. A cancelled read leaks C memory for ever unless the pump shields it. `gc` does not see that, so the
+process's resident memory is watched: without the shield it grew by 2 MB per 10,000 streams here (16 MB over what the
+test watches), with it by 0 to 3 MB over all 80,000, in steps that do not repeat.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from extproc.pb.ext_proc_pb2 import BodySendMode, ProcessingRequest
 from extproc.server.processor import SERVICE
 from tests.support import envoy_config
 from tests.support.envoy_h2 import reset_streams
-from tests.support.envoy_stack import BODY, QUICK, Stack, Subprocess, eventually
+from tests.support.envoy_stack import BODY, QUICK, Stack, Weighed, eventually
 from tests.support.envoy_upstream import Upstream
 
 WARM_UP = 20_000
 WATCHED = 80_000
-LEAK_BYTES = 80  # per stream, if the last read is not shielded
+ALLOWED_BYTES = 7_000_000
 
 
 @pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[tuple[Subprocess, str]]:
+async def service(tmp_path: Path) -> AsyncIterator[tuple[Weighed, str]]:
     """The service as a process in front of one server, without Envoy; and its gRPC address."""
     upstream = await Upstream().start()
     config = envoy_config.shipped("A")
@@ -34,7 +35,7 @@ async def service(tmp_path: Path) -> AsyncIterator[tuple[Subprocess, str]]:
         config, listener=listener, admin=envoy_admin, grpc=grpc, service_admin=admin, servers=[upstream.port]
     )
     envoy_config.settings_of(config).update(QUICK)
-    process = Subprocess(envoy_config.write(config, tmp_path / "envoy.yaml"), f"127.0.0.1:{admin}")
+    process = Weighed(envoy_config.write(config, tmp_path / "envoy.yaml"), f"127.0.0.1:{admin}")
     try:
         await process.start()
 
@@ -66,13 +67,13 @@ async def _resets(address: str, count: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_hundred_thousand_streams_ended_by_reset_leave_memory_flat(service: tuple[Subprocess, str]) -> None:
+async def test_a_hundred_thousand_streams_ended_by_reset_leave_memory_flat(service: tuple[Weighed, str]) -> None:
     process, address = service
     await _resets(address, WARM_UP)
-    before = process.resident_bytes()
+    before = await process.held_bytes()
     await _resets(address, WATCHED)
-    grown = process.resident_bytes() - before
-    assert grown < WATCHED * LEAK_BYTES / 2, f"grew by {grown} bytes over {WATCHED} streams"
+    grown = await process.held_bytes() - before
+    assert grown < ALLOWED_BYTES, f"grew by {grown} bytes over {WATCHED} streams"
 
     async def at_rest() -> bool:
         status = await process.status()
@@ -87,17 +88,18 @@ async def test_a_hundred_thousand_streams_ended_by_reset_leave_memory_flat(servi
 @pytest.mark.slow
 @pytest.mark.newest_only
 async def test_requests_through_envoy_leave_memory_flat(start: Any) -> None:
-    """The same, smaller, with the streams that Envoy makes: of 6,000 requests after 2,000."""
-    stack: Stack = await start(service="process", servers=2)
+    """The same, smaller, with the streams that Envoy makes: 6,000 requests after 2,000."""
+    stack: Stack = await start(service="weighed", servers=2)
+    weighed = stack.process
+    assert isinstance(weighed, Weighed)
 
     async def requests(count: int) -> None:
         for _ in range(count):
             assert (await stack.request()).status == 200
 
     await requests(2000)
-    before = stack.process.resident_bytes()
+    before = await weighed.held_bytes()
     await requests(6000)
-    grown = stack.process.resident_bytes() - before
-    # The ledger keeps requests for 10 s after their end, so at these rates it may still grow by a few thousand of them.
-    assert grown < 6000 * 1000, f"grew by {grown} bytes over 6,000 requests"
+    grown = await weighed.held_bytes() - before
+    assert grown < 1024 * 1024, f"grew by {grown} bytes over 6,000 requests"
     await stack.nothing_in_flight()

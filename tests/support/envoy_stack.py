@@ -107,10 +107,12 @@ class InProcess:
 
 
 class Subprocess:
-    """The service as a process of its own, that can be killed, stopped and measured."""
+    """The service as a process of its own, `extproc serve`, that can be killed and stopped."""
 
     def __init__(self, config: Path, admin: str) -> None:
-        self._config = config
+        self._command = ["-c", "from extproc.cli import main; main()", "serve", "--envoy", str(config)]
+        self._command += ["--log-level", "error"]
+        self._stdout: int | None = None
         self._admin = admin
         self.process: asyncio.subprocess.Process | None = None
 
@@ -120,8 +122,9 @@ class Subprocess:
         return self.process.pid
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "tests.support.envoy_service", str(self._config)]
-        self.process = await asyncio.create_subprocess_exec(*command, cwd=envoy_config.ROOT)
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *self._command, cwd=envoy_config.ROOT, stdout=self._stdout
+        )
 
     async def status(self) -> Json:
         async with aiohttp.ClientSession() as session, session.get(f"http://{self._admin}/status") as response:
@@ -144,11 +147,21 @@ class Subprocess:
             await self.kill()
             raise AssertionError("the service did not end within 10 s of SIGTERM") from None
 
-    def resident_bytes(self) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("no VmRSS")
+
+class Weighed(Subprocess):
+    """The service with a scale; see `envoy_service`."""
+
+    def __init__(self, config: Path, admin: str) -> None:
+        super().__init__(config, admin)
+        self._command = ["-m", "tests.support.envoy_service", str(config)]
+        self._stdout = asyncio.subprocess.PIPE
+
+    async def held_bytes(self) -> int:
+        """Resident memory after garbage is collected and free memory given back."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGUSR1)
+        return int(await asyncio.wait_for(self.process.stdout.readline(), 20))
 
 
 class Stack:
@@ -167,8 +180,8 @@ class Stack:
         concurrency: int = 1,
         await_ready: bool = True,
     ) -> None:
-        """`change` edits the configuration (after the ports are set); `service`: `in process`, `process` or `none`;
-        `await_ready`: wait for every server to be ready, else only for an answer of the service."""
+        """`change` edits the configuration (after the ports are set); `service`: `in process`, `process`, `weighed`
+        or `none`; `await_ready`: wait for every server to be ready, else only for an answer of the service."""
         self.shape = shape
         self.upstreams = [Upstream() for _ in range(servers)]
         self.config: Json = envoy_config.shipped(shape)
@@ -249,7 +262,7 @@ class Stack:
         self.service = (
             InProcess(read_settings(self.path))
             if self._kind == "in process"
-            else Subprocess(self.path, self.service_admin)
+            else (Weighed if self._kind == "weighed" else Subprocess)(self.path, self.service_admin)
         )
         await self.service.start()
 

@@ -39,10 +39,12 @@ class Health:
         "ejected_until_s",
         "last_error",
         "reached",
+        "sound",
     )
 
     def __init__(self) -> None:
         self.reached = False  # whether it ever answered a scrape, with whatever
+        self.sound = False  # reached, and nothing is held against it: `problem` need not be asked
         self.last_error: str | None = None  # of the last scrape; None: it worked, or there was none
         self.asleep = False  # as it said of itself last
         self.ejected_until_s = float("-inf")
@@ -59,6 +61,7 @@ class Health:
         self.last_error = None
         self._refused = 0
         self._first_failure_s = None
+        self._judge()
 
     def scrape_failed(self, error: str, now: float, *, answered: bool, refused: bool) -> None:
         """`answered`: there was an HTTP answer, if not a usable one. `refused`: nobody listens there."""
@@ -67,7 +70,9 @@ class Health:
             self.reached = True
             self._refused = 0
             self._first_failure_s = None
+            self._judge()
             return
+        self.sound = False
         self._refused = self._refused + 1 if refused else 0
         if self._first_failure_s is None:
             self._first_failure_s = now
@@ -80,6 +85,7 @@ class Health:
         self._declined = 0
         self._ejections = 0
         self.ejected_until_s = float("-inf")
+        self._judge()
 
     def request_fault(self, now: float) -> bool:
         """Count a fault; true when that ejects the server."""
@@ -92,6 +98,7 @@ class Health:
         self.ejected_until_s = now + min(EJECT_S * 2**self._ejections, EJECT_MAX_S)
         self._ejections = min(self._ejections + 1, _MOST_EJECTIONS)
         self._faults = 0
+        self.sound = False
         return True
 
     def request_declined(self, now: float) -> bool:
@@ -104,7 +111,14 @@ class Health:
         self._declined = 0
         self._ejected_at_s = now
         self.ejected_until_s = now + EJECT_S
+        self.sound = False
         return True
+
+    def _judge(self) -> None:
+        """Ejections end by time, which nobody is told of: a server that was ejected is not sound before an answer."""
+        ejected = self.ejected_until_s > float("-inf")
+        failing = self._refused > 0 or self._first_failure_s is not None
+        self.sound = self.reached and not (ejected or failing or self.asleep)
 
     def problem(self, now: float) -> str | None:
         """Why the server should get nothing now; None: it may."""

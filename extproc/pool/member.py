@@ -35,13 +35,32 @@ class State(StrEnum):
 class Member:
     """One server in a pool, and everything counted of it. A server that leaves and comes back is a new Member."""
 
-    __slots__ = ("_open", "_unseen", "endpoint", "gone", "health", "sample", "stale_after_s")
+    __slots__ = (
+        "_open",
+        "_unseen",
+        "endpoint",
+        "gone",
+        "health",
+        "in_flight",
+        "kv_usage_ratio",
+        "sample",
+        "stale_after_s",
+        "unseen",
+        "usable_until_s",
+        "waiting",
+    )
 
     def __init__(self, endpoint: Endpoint, *, stale_after_s: float) -> None:
         self.endpoint = endpoint
         self.stale_after_s = stale_after_s
         self.health = Health()
         self.sample: LoadSample | None = None  # the last one, however old; None: none yet
+        # What every pick looks at, kept where it costs least to read:
+        self.waiting: float | None = None  # of the last sample
+        self.kv_usage_ratio: float | None = None  # of the last sample
+        self.usable_until_s = float("-inf")  # the last sample is believed until then
+        self.in_flight = 0  # requests picked for this server and not ended
+        self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False
         self._open: dict[Reservation, None] = {}  # in the order they were made
         self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
@@ -50,22 +69,9 @@ class Member:
     def address(self) -> Address:
         return self.endpoint.address
 
-    @property
-    def in_flight(self) -> int:
-        """Requests picked for this server and not ended."""
-        return len(self._open)
-
-    @property
-    def unseen(self) -> int:
-        """Requests in flight that the last sample cannot have counted."""
-        return len(self._unseen)
-
     def fresh_sample(self, now: float) -> LoadSample | None:
         """The last sample while it can be believed; None: nothing is known of the load."""
-        sample = self.sample
-        if sample is None or not sample.usable or now - sample.taken_at_s > self.stale_after_s:
-            return None
-        return sample
+        return self.sample if now <= self.usable_until_s else None
 
     def state(self, now: float) -> State:
         if self.gone:
@@ -79,10 +85,14 @@ class Member:
     def charge(self, reservation: Reservation) -> None:
         self._open[reservation] = None
         self._unseen[reservation] = None
+        self.in_flight += 1
+        self.unseen += 1
 
     def discharge(self, reservation: Reservation) -> None:
         self._open.pop(reservation, None)
         self._unseen.pop(reservation, None)
+        self.in_flight = len(self._open)
+        self.unseen = len(self._unseen)
 
     def observe(self, sample: LoadSample) -> list[Reservation]:
         """Take in a sample. Returns the reservations that it shows to have ended although nobody told us.
@@ -91,6 +101,8 @@ class Member:
         has fewer requests than we count as long sent, the oldest of them are over.
         """
         self.sample = sample
+        self.waiting, self.kv_usage_ratio = sample.waiting, sample.kv_usage_ratio
+        self.usable_until_s = sample.taken_at_s + self.stale_after_s if sample.usable else float("-inf")
         self.health.scrape_worked(asleep=bool(sample.sleeping))
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:
@@ -98,6 +110,7 @@ class Member:
             if oldest.charged_at_s > settled_s:
                 break
             del self._unseen[oldest]
+        self.unseen = len(self._unseen)
         if sample.running is None or sample.waiting is None:
             return []
         excess = len(self._open) - len(self._unseen) - int(sample.running + sample.waiting)

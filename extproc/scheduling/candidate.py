@@ -7,20 +7,13 @@ from typing import Protocol
 from extproc.endpoint import Address
 
 
-class Load(Protocol):
-    """The load a server reported. `None`: its page did not tell."""
-
-    @property
-    def waiting(self) -> float | None: ...
-    @property
-    def kv_usage_ratio(self) -> float | None: ...
-
-
 class Health(Protocol):
     """What was observed of a server."""
 
     @property
     def reached(self) -> bool: ...
+    @property
+    def sound(self) -> bool: ...
     def problem(self, now: float) -> str | None: ...
 
 
@@ -34,7 +27,11 @@ class Endpoint(Protocol):
 
 
 class Candidate(Protocol):
-    """A server that might be picked."""
+    """A server that might be picked.
+
+    `waiting` and `kv_usage_ratio` are of its last sample, None when the page did not tell; they are believed until
+    `usable_until_s` (monotonic clock).
+    """
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -44,4 +41,9 @@ class Candidate(Protocol):
     def in_flight(self) -> int: ...
     @property
     def unseen(self) -> int: ...
-    def fresh_sample(self, now: float) -> Load | None: ...
+    @property
+    def waiting(self) -> float | None: ...
+    @property
+    def kv_usage_ratio(self) -> float | None: ...
+    @property
+    def usable_until_s(self) -> float: ...

@@ -20,18 +20,32 @@ def least_loaded(candidates: Sequence[Candidate], now: float) -> list[Cost]:
     since the sample says nothing of any request, all our requests in flight there count on top. At the same waiting
     count a known server is preferred to an unknown one.
     """
-    samples = [candidate.fresh_sample(now) for candidate in candidates]
-    waiting = [s.waiting for s in samples if s is not None and s.waiting is not None]
-    kv_usage = [s.kv_usage_ratio for s in samples if s is not None and s.kv_usage_ratio is not None]
-    mean_waiting = sum(waiting) / len(waiting) if waiting else 0.0
-    mean_kv = sum(kv_usage) / len(kv_usage) if kv_usage else 0.0
     costs: list[Cost] = []
-    for candidate, sample in zip(candidates, samples, strict=True):
-        in_flight = candidate.in_flight
-        if sample is None or sample.waiting is None:
-            kv = sample.kv_usage_ratio if sample is not None and sample.kv_usage_ratio is not None else mean_kv
-            costs.append((mean_waiting + in_flight, 1, kv, in_flight))
-        else:
-            kv = sample.kv_usage_ratio if sample.kv_usage_ratio is not None else mean_kv
-            costs.append((sample.waiting + candidate.unseen, 0, kv, in_flight))
+    for candidate in candidates:
+        waiting, kv_usage = candidate.waiting, candidate.kv_usage_ratio
+        if waiting is None or kv_usage is None or now > candidate.usable_until_s:
+            return _with_unknown_loads(candidates, now)
+        costs.append((waiting + candidate.unseen, 0, kv_usage, candidate.in_flight))
     return costs
+
+
+def _with_unknown_loads(candidates: Sequence[Candidate], now: float) -> list[Cost]:
+    """`least_loaded` where a figure is missing somewhere."""
+    fresh = [candidate for candidate in candidates if now <= candidate.usable_until_s]
+    mean_waiting = _mean([c.waiting for c in fresh if c.waiting is not None])
+    mean_kv_usage = _mean([c.kv_usage_ratio for c in fresh if c.kv_usage_ratio is not None])
+    costs: list[Cost] = []
+    for candidate in candidates:
+        waiting = kv_usage = None
+        if now <= candidate.usable_until_s:
+            waiting, kv_usage = candidate.waiting, candidate.kv_usage_ratio
+        kv = mean_kv_usage if kv_usage is None else kv_usage
+        if waiting is None:
+            costs.append((mean_waiting + candidate.in_flight, 1, kv, candidate.in_flight))
+        else:
+            costs.append((waiting + candidate.unseen, 0, kv, candidate.in_flight))
+    return costs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

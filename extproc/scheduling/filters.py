@@ -77,7 +77,7 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
         if candidate.endpoint.drained:
             continue
         health = candidate.health
-        if health.reached and health.problem(now) is None:
+        if health.sound or (health.reached and health.problem(now) is None):
             good.append(candidate)
         else:
             rest.append(candidate)

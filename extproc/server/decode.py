@@ -9,7 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from extproc.exchange.events import BodyMode, Event, Opening, Part
-from extproc.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.pb.ext_proc_pb2 import FULL_DUPLEX_STREAMED, ProcessingRequest
+from extproc.request import RawRequest
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -23,6 +24,7 @@ _PARTS = {
     "response_trailers": Part.RESPONSE_TRAILERS,
 }
 _MODES = {mode.value: mode for mode in BodyMode}
+_WHOLE = frozenset({BodyMode.BUFFERED.value, BodyMode.BUFFERED_PARTIAL.value})
 _HEADER_PARTS = frozenset({Part.REQUEST_HEADERS, Part.RESPONSE_HEADERS})
 _BODY_PARTS = frozenset({Part.REQUEST_BODY, Part.RESPONSE_BODY})
 
@@ -92,16 +94,7 @@ def part_of(message: ProcessingRequest) -> Part | None:
 def opening(message: ProcessingRequest, pool: str | None) -> Opening:
     """What the first message of a stream carries beside its part."""
     config = message.protocol_config
-    method = path = ""
-    headers: dict[str, str] = {}
-    for struct in message.attributes.values():
-        for key, value in struct.fields.items():
-            if key == "request.path":
-                path = value.string_value
-            elif key == "request.method":
-                method = value.string_value
-            elif (name := _header_name(key)) is not None:
-                headers[name] = value.string_value
+    method, path, headers = _facts(message)
     return Opening(
         request_body=_mode(config.request_body_mode),
         response_body=_mode(config.response_body_mode),
@@ -112,6 +105,39 @@ def opening(message: ProcessingRequest, pool: str | None) -> Opening:
         pool=pool,
         subset=_subset(message) if message.HasField("metadata_context") else None,
     )
+
+
+def is_whole_body(message: ProcessingRequest) -> bool:
+    """Whether this first message is all that an exchange of shape BODY_FIRST asks of us."""
+    config = message.protocol_config
+    return (
+        message.WhichOneof("request") == "request_body"
+        and config.request_body_mode in _WHOLE
+        and config.response_body_mode != FULL_DUPLEX_STREAMED
+        and not message.observability_mode
+    )
+
+
+def whole_request(message: ProcessingRequest, pool: str | None) -> RawRequest:
+    """The request of a message for which `is_whole_body` holds."""
+    method, path, headers = _facts(message)
+    subset = _subset(message) if message.HasField("metadata_context") else None
+    return RawRequest(method, path, headers, message.request_body.body, pool, subset)
+
+
+def _facts(message: ProcessingRequest) -> tuple[str, str, dict[str, str]]:
+    """Method, path and single headers, as far as Envoy sent them as request attributes."""
+    method = path = ""
+    headers: dict[str, str] = {}
+    for struct in message.attributes.values():
+        for key, value in struct.fields.items():
+            if key == "request.path":
+                path = value.string_value
+            elif key == "request.method":
+                method = value.string_value
+            elif (name := _header_name(key)) is not None:
+                headers[name] = value.string_value
+    return method, path, headers
 
 
 def event(message: ProcessingRequest, part: Part) -> Event:

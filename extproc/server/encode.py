@@ -52,6 +52,14 @@ def pick(action: SendPick) -> bytes:
     return message.SerializeToString()
 
 
+def whole_body_pick(value: Pick) -> bytes:
+    """`pick` for shape BODY_FIRST: on the body, without a header, which could no longer reach the upstream."""
+    message = ProcessingResponse()
+    message.request_body.response.SetInParent()
+    _put_metadata(message, value)
+    return message.SerializeToString()
+
+
 def echo(action: EchoBody) -> bytes:
     message = _reply(action.part)
     streamed = getattr(message, _FIELDS[action.part]).response.body_mutation.streamed_response

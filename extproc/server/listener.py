@@ -15,7 +15,7 @@ _MEBIBYTE = 1024 * 1024
 
 
 class ListenError(Exception):
-    """A port cannot be opened or a file cannot be used, so there is no start; the message names the setting and the cure."""
+    """No start: a port cannot be opened, a file cannot be used. The message names the setting and the cure."""
 
 
 def options(max_body_bytes: int) -> list[tuple[str, int]]:

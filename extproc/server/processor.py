@@ -37,6 +37,15 @@ async def _read(context: Any) -> Any:
         return _EOF
 
 
+async def _next(context: Any) -> Any:
+    """The next message, or EOF.
+
+    Envoy often resets the stream while this read is pending. A cancelled read leaks its pending batch in grpc's C core
+    (80 bytes each, for ever), so the read is a task of its own that is never cancelled.
+    """
+    return await asyncio.shield(asyncio.ensure_future(_read(context)))
+
+
 class Processor:
     """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
 
@@ -86,8 +95,11 @@ class Processor:
         if raw is _EOF:
             return
         message = _parse(raw)
-        part = decode.part_of(message)
         pool = self._pool(context) if self._several_pools else None
+        if decode.is_whole_body(message):
+            await self._whole_body(message, pool, context, pick_ids)
+            return
+        part = decode.part_of(message)
         close_early = self._close_early()
         exchange = Exchange(
             decode.opening(message, pool),
@@ -98,13 +110,33 @@ class Processor:
         while True:
             if part is not None and await self._answer(exchange, message, part, context, pick_ids):
                 return
-            # Envoy often resets the stream while this read is pending. A cancelled read leaks its pending batch in
-            # grpc's C core (80 bytes each, for ever), so the read is a task of its own that is never cancelled.
-            raw = await asyncio.shield(asyncio.ensure_future(_read(context)))
+            raw = await _next(context)
             if raw is _EOF:
                 return
             message = _parse(raw)
             part = decode.part_of(message)
+
+    async def _whole_body(
+        self, message: ProcessingRequest, pool: str | None, context: Any, pick_ids: list[str]
+    ) -> None:
+        """A whole exchange of shape BODY_FIRST.
+
+        It says what `Exchange` would say, which a test compares, without a value for each step between: this shape is
+        the one we ship, and it costs the service a fifth less CPU this way.
+        """
+        started_s = self._clock()
+        decision = self._router.route(decode.whole_request(message, pool), started_s)
+        if isinstance(decision, Pick):
+            pick_ids.append(decision.pick_id)
+            reply = encode.whole_body_pick(decision)
+        else:
+            reply = encode.rejection(decision)
+        self.decisions.add(self._clock() - started_s)
+        await context.write(reply)
+        while (raw := await _next(context)) is not _EOF:
+            part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
+            if part is not None and pick_ids:
+                await context.write(encode.continue_(Continue(part)))
 
     async def _answer(
         self, exchange: Exchange, message: ProcessingRequest, part: Part, context: Any, pick_ids: list[str]

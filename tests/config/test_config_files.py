@@ -39,6 +39,16 @@ def test_a_shipped_file_has_no_problem_and_makes_a_pool_of_four(path: Path) -> N
     assert addresses == [f"127.0.0.1:{port}" for port in (8001, 8002, 8003, 8004)]
 
 
+def test_a_service_on_any_free_port_is_no_mistake() -> None:
+    text = (
+        (ROOT / "envoy" / "envoy.yaml")
+        .read_text()
+        .replace('grpc: {listen: "127.0.0.1:9002"}', 'grpc: {listen: "127.0.0.1:0"}')
+    )
+    assert '"127.0.0.1:0"' in text
+    assert check(text, "envoy.yaml") == ()
+
+
 def test_an_own_file_says_all_that_its_schema_has() -> None:
     loaded = load(OWN, "own.yaml")
     assert (loaded.kind, loaded.problems) == ("own", ())

@@ -91,7 +91,7 @@ def ext_proc_address(view: View, say: Say) -> Iterator[Finding]:
     if view.settings is None:
         return
     listen = view.settings.grpc.listen
-    port = split_host_port(listen)[1]
+    port = split_host_port(listen, lowest_port=0)[1]
     for cluster in view.services:
         ports = _ports(cluster)
         if ports and port and port not in ports:  # 0: any free port, as tests have it

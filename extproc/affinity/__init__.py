@@ -1,0 +1,1 @@
+"""Which servers does a key prefer?"""

@@ -1,0 +1,1 @@
+"""Which server holds the beginning of a prompt?"""

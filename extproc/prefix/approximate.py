@@ -1,0 +1,298 @@
+"""Which prefixes does each server hold, going by where requests were sent?
+
+One flat table: block hash -> the set of endpoints, as the bits of an integer. Beside it, per endpoint, its blocks in
+the order of their last use. A request uses its blocks from the last to the first, so a block is never older than one
+that builds on it, and evicting the oldest first takes chains from their tails. It follows that
+
+    an endpoint holds a block only if it holds all blocks before it,
+
+which is what lets `match` jump: along a chain, the set of holders only shrinks, so where it changes is found by
+doubling steps and bisection instead of looking at every block.
+
+Room is bounded twice: per endpoint by its own cache in units, over all by `max_blocks`. When all of them want more, an
+endpoint above the equal share gives way. Forgetting an endpoint takes its bit out of use at once; the blocks behind it
+are cleaned up by and by, at most a few per block inserted, and the bit is used again when that is done. No call's work
+depends on how much is held.
+
+Memory: about 230 bytes for a block held by one endpoint, 140 for each further holder (CPython 3.11, 64 endpoints,
+measured with tracemalloc by `bench/pick_parts.py`); so a million are about 230 MB.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from extproc.prefix.blocks import BLOCK_UNITS, blocks_within, units_of
+from extproc.prefix.index import IndexStats
+
+BYTES_PER_BLOCK = 230
+DEFAULT_MAX_BLOCKS = 1_000_000
+
+# A dict that grows is copied as a whole: 15 to 60 ms for a million entries, under 0.5 ms for 1/64 of them.
+_SHARDS = 64
+_SHARD_BITS = _SHARDS - 1
+# Clean-up and shrinking beside an insert: this many blocks, and as many again per new one.
+_UPKEEP_BLOCKS = 128
+_BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
+_MEMO_MASKS = 64
+_UNBOUNDED = 1 << 62
+
+
+class _Holding:
+    """The blocks of one endpoint, least recently used first."""
+
+    __slots__ = ("bit", "blocks", "capacity", "units")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.blocks: OrderedDict[int, int] = OrderedDict()  # hash -> units
+        self.units = 0  # their sum
+        self.capacity = _UNBOUNDED  # units
+
+
+class ApproximateIndex:
+    """A `PrefixIndex` fed by our own picks."""
+
+    def __init__(self, max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
+        """`max_blocks` bounds the sum over all endpoints, at `BYTES_PER_BLOCK` each."""
+        if max_blocks < 1:
+            raise ValueError(f"max_blocks {max_blocks} must be at least 1")
+        self._max_blocks = max_blocks
+        self._table: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
+        self._holdings: dict[int, _Holding] = {}
+        self._slot_of_bit: list[int] = []  # by the bit's number; of a bit in use
+        self._free_slots: list[int] = []
+        self._free_bits: list[int] = []
+        self._leaving: deque[_Holding] = deque()
+        self._masks: dict[int, int] = {}  # the caller's slots -> our bits, for the masks seen of late
+        self._total = 0  # blocks, the leaving ones included
+        self._leaving_blocks = 0
+        self._evicted = 0
+        self._unknown = 0  # the last key given to blocks without a hash; negative, as no hash is
+        self._next_victim: deque[_Holding] = deque()
+
+    # Endpoints come and go.
+
+    def add_endpoint(self) -> int:
+        slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._holdings)
+        holding = _Holding(self._take_bit(slot))
+        self._holdings[slot] = holding
+        self._next_victim.append(holding)
+        self._masks.clear()
+        return slot
+
+    def remove(self, slot: int) -> None:
+        holding = self._holdings.pop(slot)
+        heapq.heappush(self._free_slots, slot)
+        self._next_victim.remove(holding)
+        self._leave(holding)
+
+    def forget(self, slot: int) -> None:
+        holding = self._holdings[slot]
+        left = _Holding(holding.bit)
+        left.blocks, holding.blocks = holding.blocks, OrderedDict()
+        left.units, holding.units = holding.units, 0
+        holding.bit = self._take_bit(slot)
+        self._leave(left)
+
+    def set_capacity(self, slot: int, units: int | None) -> None:
+        """A smaller one than before is reached by and by, with the inserts that follow."""
+        if units is not None and units < 0:
+            raise ValueError(f"a capacity of {units} units")
+        self._holdings[slot].capacity = _UNBOUNDED if units is None else units
+
+    def _take_bit(self, slot: int) -> int:
+        if self._free_bits:
+            number = heapq.heappop(self._free_bits)
+            self._slot_of_bit[number] = slot
+        else:
+            number = len(self._slot_of_bit)
+            self._slot_of_bit.append(slot)
+        return 1 << number
+
+    def _leave(self, holding: _Holding) -> None:
+        self._masks.clear()
+        if not holding.blocks:
+            self._free_bit(holding)
+            return
+        self._leaving.append(holding)
+        self._leaving_blocks += len(holding.blocks)
+
+    def _free_bit(self, holding: _Holding) -> None:
+        heapq.heappush(self._free_bits, holding.bit.bit_length() - 1)
+
+    # Looking up.
+
+    def match(self, hashes: Sequence[int], slots_mask: int) -> dict[int, int]:
+        matched: dict[int, int] = {}
+        if not hashes:
+            return matched
+        bits = self._masks.get(slots_mask)
+        if bits is None:
+            bits = self._bits_of(slots_mask)
+        table = self._table
+        last = len(hashes) - 1
+        holders = table[hashes[0] & _SHARD_BITS].get(hashes[0], 0) & bits
+        held = 0  # a block known to be held by all of them
+        while holders:
+            # Find `low` and `high = low + 1`, held by all of the holders and not.
+            low, step = held, 1
+            high = low + 1
+            while high <= last and table[hashes[high] & _SHARD_BITS].get(hashes[high], 0) & holders == holders:
+                low, step = high, step * 2
+                high = min(low + step, last) if low < last else last + 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if table[hashes[middle] & _SHARD_BITS].get(hashes[middle], 0) & holders == holders:
+                    low = middle
+                else:
+                    high = middle
+            still = table[hashes[high] & _SHARD_BITS].get(hashes[high], 0) & holders if high <= last else 0
+            self._put(matched, holders ^ still, high)
+            holders, held = still, high
+        return matched
+
+    def _put(self, matched: dict[int, int], bits: int, blocks: int) -> None:
+        slots = self._slot_of_bit
+        for number, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
+            for offset in _BITS_OF_BYTE[byte]:
+                matched[slots[number * 8 + offset]] = blocks
+
+    def _bits_of(self, slots_mask: int) -> int:
+        bits = 0
+        for slot, holding in self._holdings.items():
+            if slots_mask >> slot & 1:
+                bits |= holding.bit
+        if len(self._masks) >= _MEMO_MASKS:
+            self._masks.clear()
+        self._masks[slots_mask] = bits
+        return bits
+
+    # Taking in.
+
+    def insert(self, slot: int, hashes: Sequence[int], mark: int | None = None) -> None:
+        holding = self._holdings[slot]
+        room = min(blocks_within(holding.capacity), self._max_blocks)
+        if len(hashes) >= room:
+            hashes, mark = hashes[:room], None
+        blocks = holding.blocks
+        held = self._held(blocks, hashes)
+        new = hashes[held:]
+        units = units_of(len(hashes)) - units_of(held)
+        table, bit = self._table, holding.bit
+        for value in new:
+            shard = table[value & _SHARD_BITS]
+            others = shard.get(value)
+            shard[value] = bit if others is None else others | bit
+        # From the last to the first, so that the first is the last to go.
+        added = len(new)
+        if mark is not None:
+            added += self._put_mark(holding, mark)
+        blocks.update(zip(reversed(new), reversed(BLOCK_UNITS[held : len(hashes)]), strict=True))
+        deque(map(blocks.move_to_end, reversed(hashes[:held])), maxlen=0)
+        holding.units += units
+        self._total += added
+        self._make_room(holding, added)
+
+    def _put_mark(self, holding: _Holding, mark: int) -> int:
+        """How many blocks it adds. A mark takes no room on the server."""
+        if mark in holding.blocks:
+            holding.blocks.move_to_end(mark)
+            return 0
+        holding.blocks[mark] = 0
+        shard = self._table[mark & _SHARD_BITS]
+        shard[mark] = shard.get(mark, 0) | holding.bit
+        return 1
+
+    def occupy(self, slot: int, units: int) -> None:
+        holding = self._holdings[slot]
+        units = min(units, holding.capacity)
+        if units <= 0:
+            return
+        # One entry that goes as a whole: what it stands for was written at one time.
+        self._unknown -= 1
+        holding.blocks[self._unknown] = units
+        holding.units += units
+        self._total += 1
+        self._make_room(holding, 1)
+
+    @staticmethod
+    def _held(blocks: OrderedDict[int, int], hashes: Sequence[int]) -> int:
+        """How many of the leading hashes are held."""
+        if not hashes or hashes[0] not in blocks:
+            return 0
+        low, high = 0, len(hashes)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if hashes[middle] in blocks:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    # Making room.
+
+    def _make_room(self, holding: _Holding, added: int) -> None:
+        if holding.units > holding.capacity:
+            self._evicted += self._drop(holding, added + _UPKEEP_BLOCKS, holding.capacity)
+        if self._leaving:
+            self._clean_up(added + _UPKEEP_BLOCKS)
+        while self._total > self._max_blocks:
+            self._give_way(self._total - self._max_blocks)
+
+    def _give_way(self, blocks: int) -> None:
+        """The leaving endpoints first. Without them some endpoint is above the equal share, or all would fit."""
+        if self._leaving:
+            self._clean_up(blocks)
+            return
+        share = self._max_blocks // len(self._holdings)
+        while len(self._next_victim[0].blocks) <= share:
+            self._next_victim.rotate(-1)
+        victim = self._next_victim[0]
+        self._evicted += self._drop(victim, min(blocks, len(victim.blocks) - share))
+
+    def _clean_up(self, blocks: int) -> None:
+        """Go on with the blocks of endpoints that were forgotten."""
+        while blocks > 0 and self._leaving:
+            holding = self._leaving[0]
+            dropped = self._drop(holding, blocks)
+            self._leaving_blocks -= dropped
+            blocks -= dropped
+            if not holding.blocks:
+                self._leaving.popleft()
+                self._free_bit(holding)
+
+    def _drop(self, holding: _Holding, most: int, until_units: int = -1) -> int:
+        """Take out the oldest blocks: at most so many, and no more than brings the units down. How many it were."""
+        table, bit, pop = self._table, holding.bit, holding.blocks.popitem
+        units = holding.units
+        dropped = 0
+        for _ in range(min(most, len(holding.blocks))):
+            if units <= until_units:
+                break
+            value, size = pop(last=False)
+            units -= size
+            dropped += 1
+            if value >= 0:
+                shard = table[value & _SHARD_BITS]
+                holders = shard.pop(value)
+                if holders != bit:
+                    shard[value] = holders ^ bit
+        holding.units = units
+        self._total -= dropped
+        return dropped
+
+    def upkeep(self, blocks: int) -> None:
+        """Do some of the clean-up now, for a caller with time to spare."""
+        self._clean_up(blocks)
+
+    def stats(self) -> IndexStats:
+        return IndexStats(
+            endpoints=len(self._holdings),
+            blocks=self._total - self._leaving_blocks,
+            leaving_blocks=self._leaving_blocks,
+            evicted_blocks=self._evicted,
+            bytes=self._total * BYTES_PER_BLOCK,
+        )

@@ -56,27 +56,22 @@ def filled(endpoints: int, blocks: int, rng: random.Random) -> ApproximateIndex:
 
 
 def weigh(blocks: int) -> None:
-    """Bytes per block held by one endpoint, and per further endpoint that holds the same."""
+    """Bytes per block and holder: while the index fills, and when it has evicted as much as it holds."""
     gc.collect()
     rng = random.Random(2)
-    index = ApproximateIndex(max_blocks=10 * blocks)
+    index = ApproximateIndex(max_blocks=blocks)
     slots = [index.add_endpoint() for _ in range(64)]
     tracemalloc.start()
     start = tracemalloc.get_traced_memory()[0]
-    chains = [[rng.getrandbits(64) for _ in range(200)] for _ in range(blocks // 200)]
-    for number, chain in enumerate(chains):
-        index.insert(slots[number % 64], chain)
-    del chain
-    first = tracemalloc.get_traced_memory()[0]
-    lists = len(chains) * (56 + 8 * 200)
-    for number, chain in enumerate(chains):
-        index.insert(slots[(number + 1) % 64], [value + 0 for value in chain])
-    del chain
-    second = tracemalloc.get_traced_memory()[0]
+    filling, number = [], 0
+    while index.stats().evicted_blocks < blocks:
+        index.insert(slots[number % 64], [rng.getrandbits(64) for _ in range(200)])
+        number += 1
+        if number % 100 == 0 and not index.stats().evicted_blocks and index.stats().blocks > blocks / 10:
+            filling.append((tracemalloc.get_traced_memory()[0] - start) / index.stats().blocks)
+    full = (tracemalloc.get_traced_memory()[0] - start) / index.stats().blocks
     tracemalloc.stop()
-    print(
-        f"memory: {(first - start - lists) / blocks:.0f} bytes a block, {(second - first) / blocks:.0f} more a holder"
-    )
+    print(f"bytes a block and holder: {min(filling):.0f} to {max(filling):.0f} filling, {full:.0f} full and evicting")
 
 
 def main() -> None:

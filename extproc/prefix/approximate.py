@@ -14,8 +14,9 @@ endpoint above the equal share gives way. Forgetting an endpoint takes its bit o
 are cleaned up by and by, at most a few per block inserted, and the bit is used again when that is done. No call's work
 depends on how much is held.
 
-Memory: about 230 bytes for a block held by one endpoint, 140 for each further holder (CPython 3.11, 64 endpoints,
-measured with tracemalloc by `bench/pick_parts.py`); so a million are about 230 MB.
+Memory: 140 to 200 bytes for a block and holder while it fills; 220 to 300 once it is full and evicts, since dicts that
+are deleted from stay larger. A million took 269 MB (CPython 3.11, 64 endpoints, measured with tracemalloc by
+`bench/pick_parts.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Sequence
 from extproc.prefix.blocks import BLOCK_UNITS, blocks_within, units_of
 from extproc.prefix.index import IndexStats
 
-BYTES_PER_BLOCK = 230
+BYTES_PER_BLOCK = 300
 DEFAULT_MAX_BLOCKS = 1_000_000
 
 # A dict that grows is copied as a whole: 15 to 60 ms for a million entries, under 0.5 ms for 1/64 of them.

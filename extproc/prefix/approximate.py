@@ -37,6 +37,7 @@ _SHARD_BITS = _SHARDS - 1
 # Clean-up and shrinking beside an insert: this many blocks, and as many again per new one.
 _UPKEEP_BLOCKS = 128
 _BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
+_FEW_BITS = 16  # are quicker taken one by one than byte by byte
 _MEMO_MASKS = 64
 _UNBOUNDED = 1 << 62
 
@@ -157,6 +158,12 @@ class ApproximateIndex:
 
     def _put(self, matched: dict[int, int], bits: int, blocks: int) -> None:
         slots = self._slot_of_bit
+        if bits.bit_count() < _FEW_BITS:
+            while bits:
+                lowest = bits & -bits
+                matched[slots[lowest.bit_length() - 1]] = blocks
+                bits ^= lowest
+            return
         for number, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
             for offset in _BITS_OF_BYTE[byte]:
                 matched[slots[number * 8 + offset]] = blocks

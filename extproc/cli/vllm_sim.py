@@ -48,6 +48,10 @@ def vllm_sim(
         int, typer.Option(min=1, help="Length of an answer whose request sets no limit.")
     ] = 128,
     cached_tokens: Annotated[bool, typer.Option(help="Tell usage.prompt_tokens_details.cached_tokens.")] = True,
+    stream_interval: Annotated[
+        int, typer.Option(min=1, help="vLLM's --stream-interval: tokens of a chunk, after the first.")
+    ] = 1,
+    render: Annotated[bool, typer.Option(help="Answer render calls; refused otherwise (403).")] = False,
     record: Annotated[bool, typer.Option(help="Keep what arrives, for GET /sim/requests.")] = False,
     log_level: Annotated[LogLevel, typer.Option(help="Log level.")] = LogLevel("info"),
     block_size: Annotated[
@@ -167,9 +171,11 @@ def vllm_sim(
             mean_tokens=mean_answer_tokens,
             tell_cached_tokens=cached_tokens,
             seed=seed,
+            stream_interval=stream_interval,
         ),
         max_queued_requests=max_queued_requests,
         record=record,
+        render=render,
     )
     servers = [
         SimServer(

@@ -24,6 +24,11 @@ class AnswerOptions:
     mean_tokens: int | None = None  # answers end by themselves after so many on average; None: at their limit
     tell_cached_tokens: bool = True  # vLLM's --enable-prompt-tokens-details
     seed: int = 0
+    stream_interval: int = 1  # vLLM's --stream-interval: after its first token a stream is told so many at once
+
+    def __post_init__(self) -> None:
+        if self.stream_interval < 1:
+            raise ValueError(f"stream_interval: {self.stream_interval} is below 1")
 
 
 class StreamSilencedError(Exception):
@@ -37,7 +42,7 @@ class StreamResetError(Exception):
 class _Job:
     """One prompt of the request, inside the engine."""
 
-    __slots__ = ("cached_tokens", "conversation", "finish_reason", "generated", "id", "max_tokens")
+    __slots__ = ("cached_tokens", "conversation", "finish_reason", "generated", "id", "max_tokens", "told")
 
     def __init__(self, job_id: str, conversation: Conversation, max_tokens: int, reason: Literal["stop", "length"]):
         self.id = job_id
@@ -46,6 +51,7 @@ class _Job:
         self.finish_reason: Literal["stop", "length"] = reason
         self.cached_tokens = 0
         self.generated = 0
+        self.told = 0  # tokens of the answer that its stream has carried
 
 
 class Exchange:
@@ -77,7 +83,7 @@ class Exchange:
                 block_hashes=job.conversation.block_hashes,
                 next_hash=job.conversation.answer_hash,
                 finish_reason=job.finish_reason,
-                token_events=self._ask.stream,
+                token_events=self._ask.stream and job.max_tokens > self._options.stream_interval,
             )
             self._driver.submit(request, self._mailbox)
 
@@ -126,15 +132,18 @@ class Exchange:
                     raise StreamResetError
                 self._note(event)
                 job = self._jobs[event.request_id]
-                if isinstance(event, Finished):
-                    open_jobs -= 1
-                    continue
-                words += 1
+                open_jobs -= isinstance(event, Finished)
                 last = job.generated == job.max_tokens
-                text = job.conversation.word(job.generated - 1)
+                if job.told == job.generated or not (
+                    last or job.told == 0 or job.generated - job.told >= self._options.stream_interval
+                ):
+                    continue
+                words += job.generated - job.told
+                first, text = job.told == 0, job.conversation.words(job.told, job.generated)
+                job.told = job.generated
                 for choice in range(ask.choices):
                     index = numbers[job.id] * ask.choices + choice
-                    if job.generated == 1:
+                    if first:
                         out.append(writer.role(index))
                     out.append(writer.word(index, text, job.finish_reason if last else None))
             if not open_jobs:

@@ -25,11 +25,12 @@ from extproc.sim.faults import Faults
 from extproc.sim.metrics_page import CONTENT_TYPE, MetricsPage, Readings
 from extproc.sim.spec import EngineSpec
 from extproc.sim.text import count_tokens, render_chat, render_prompt
-from extproc.sim.wire import SHUT_DOWN, ApiError, Kind, parse_ask
+from extproc.sim.wire import SHUT_DOWN, ApiError, Kind, parse_ask, rendered
 
 VERSION = "0.32.0"  # the release whose behaviour was recorded
 _INFERENCE: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 _RECORD_LIMIT = 100_000  # requests kept, the oldest go first
+_RENDER: dict[str, Kind] = {"/v1/chat/completions/render": "chat", "/v1/completions/render": "completion"}
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "x-api-key"})
 
 
@@ -67,6 +68,7 @@ class ServerOptions:
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     max_queued_requests: int | None = None  # more waiting ones are refused with 503; None: no limit
     record: bool = False  # keep what arrives
+    render: bool = False  # answer render calls (the prompt as token ids); vLLM 0.32 as it comes refuses them: 403
 
 
 class SimApi:
@@ -108,6 +110,8 @@ class SimApi:
         }
         for path in _INFERENCE:
             self._routes["POST", path] = self._infer
+        for path in _RENDER:
+            self._routes["POST", path] = self._render
         self._apply_faults()
 
     def set_faults(self, **values: Any) -> None:
@@ -311,6 +315,11 @@ class SimApi:
         padded = prompt + b" " * (-len(prompt) % 4)
         tokens = list(memoryview(padded).cast("I"))
         return self._json({"count": count_tokens(prompt), "max_model_len": self.spec.max_model_len, "tokens": tokens})
+
+    async def _render(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self.options.render:
+            raise ApiError(403, "render is not enabled on this server")
+        return self._answer(rendered(_RENDER[request.path], await request.read(), self.options.models[0]))
 
     async def _reset_prefix_cache(self, _request: web.BaseRequest) -> web.StreamResponse:
         self.driver.refresh()

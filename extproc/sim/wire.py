@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Literal
 
 from extproc.sim.text import render_chat, render_prompt
 
 Kind = Literal["chat", "completion"]
+_VOCABULARY = 131_071
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError", 503: "ServiceUnavailableError"}
 
 
@@ -99,6 +101,21 @@ def _completion_prompts(body: dict[str, Any]) -> Iterable[bytes]:
         yield render_prompt(one)
 
 
+@lru_cache(maxsize=4)  # routers ask every server of a fleet for the same body, and one process plays them all
+def rendered(kind: Kind, raw: bytes, default_model: str) -> bytes:
+    """The answer to a render call: each prompt as token ids. Raises ApiError (400) as `parse_ask` does.
+
+    Ids are made smaller than _VOCABULARY, as a real model's are; different tokens may then share one.
+    """
+    ask = parse_ask(kind, raw, default_model)
+    answers = []
+    for prompt in ask.prompts:
+        padded = prompt + b" " * (-len(prompt) % 4)
+        ids = [token % _VOCABULARY for token in memoryview(padded).cast("I")]
+        answers.append({"request_id": "render", "token_ids": ids, "model": ask.model})
+    return _compact(answers[0] if kind == "chat" else answers).encode()
+
+
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
     """The usage object; `cached_tokens` None: a server that does not tell."""
     return {
@@ -156,7 +173,7 @@ class ChunkWriter:
         )
 
     def word(self, index: int, text: str, finish_reason: str | None = None) -> str:
-        """One token, the last one with the reason."""
+        """A token or a few, the last ones with the reason."""
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         piece = f'"delta":{{"content":"{text}"}}' if self._chat else f'"text":"{text}"'
         return f'{self._head}{{"index":{index},{piece},"logprobs":null,"finish_reason":{reason}}}]}}\n\n'

@@ -282,3 +282,34 @@ async def test_a_second_server_on_the_same_port_is_refused() -> None:
     async with SimServer("a", BRISK) as one:
         with pytest.raises(OSError, match="in use"):
             await SimServer("b", BRISK, port=one.port).start()
+
+
+@pytest.mark.parametrize("interval", [1, 3, 100])
+async def test_a_stream_interval_changes_the_chunks_and_not_the_text(
+    http: aiohttp.ClientSession, interval: int
+) -> None:
+    options = ServerOptions(answers=AnswerOptions(stream_interval=interval))
+    body = {"messages": [HELLO], "max_tokens": 8}
+    async with SimServer("a", BRISK, options=options) as server:
+        _, whole = await post(http, server, "/v1/chat/completions", body)
+        data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+        async with http.post(f"{server.url}/v1/chat/completions", data=data) as response:
+            events = [line[6:] for line in (await response.text()).split("\n\n") if line]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk["choices"]][1:]
+    assert "".join(texts) == whole["choices"][0]["message"]["content"]  # type: ignore[index]
+    assert [len(text) // 4 for text in texts] == {1: [1] * 8, 3: [1, 3, 3, 1], 100: [1, 7]}[interval]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+
+
+async def test_render_is_refused_unless_it_is_switched_on(http: aiohttp.ClientSession, server: SimServer) -> None:
+    body = {"model": "sim", "messages": [HELLO]}
+    status, _ = await post(http, server, "/v1/chat/completions/render", body)
+    assert status == 403
+    async with SimServer("a", BRISK, options=ServerOptions(render=True)) as helpful:
+        status, answer = await post(http, helpful, "/v1/chat/completions/render", body)
+        _, whole = await post(http, helpful, "/v1/chat/completions", {**body, "max_tokens": 1})
+    assert status == 200
+    assert len(answer["token_ids"]) == whole["usage"]["prompt_tokens"]  # type: ignore[index,arg-type]

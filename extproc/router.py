@@ -12,13 +12,16 @@ from random import Random
 
 from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
+from extproc.openai.understand import SESSION_FIELDS
+from extproc.placement import Placed, Placement
 from extproc.pool.ledger import Ledger
+from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
+from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS
 from extproc.request import RawRequest
 from extproc.scheduling.filters import eligible
-from extproc.scheduling.pickers import cheapest
 from extproc.scheduling.profiles import Profile
 
 
@@ -29,6 +32,19 @@ class PoolPlan:
     pool: Pool
     profile: Profile
     hosts: int  # named per pick: the first choice and its fallbacks
+    max_blocks: int = DEFAULT_MAX_BLOCKS  # bound of the prefix index, over all servers of the pool
+    session_headers: tuple[str, ...] = ()
+    session_fields: tuple[str, ...] = SESSION_FIELDS  # of the body
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """What a decision goes by."""
+
+    plan: PoolPlan
+    candidates: tuple[Member, ...]
+    panic: bool  # every endpoint looked bad, so all are candidates
+    placed: Placed | None  # with all candidates in order; None: there is none
 
 
 class Router:
@@ -41,6 +57,7 @@ class Router:
         self.plans: Mapping[str, PoolPlan] = {plan.pool.name: plan for plan in plans}
         if not self.plans:
             raise ValueError("a router needs at least one pool")
+        self.placements: Mapping[str, Placement] = {name: _placement(plan) for name, plan in self.plans.items()}
         self.ledger = Ledger()
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng
@@ -53,7 +70,7 @@ class Router:
 
     def route(self, request: RawRequest, now: float) -> Decision:
         """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
-        plan = self.plans.get(request.pool, self._default) if request.pool is not None else self._default
+        plan = self._plan(request)
         pool = plan.pool
         found = eligible(pool.members, now, request.subset)
         candidates = found.candidates
@@ -61,8 +78,9 @@ class Router:
             return self._reject(RejectionReason.NO_ENDPOINTS, "No server is available for this request.")
         if found.panic:
             self.ledger.panics[pool.name] += 1
-        costs = plan.profile.cost(candidates, now)
-        members = [candidates[i] for i in cheapest(costs, plan.hosts, self._rng)]
+        placement = self.placements[pool.name]
+        placed = placement.place(request, candidates, plan.hosts, now, self._rng)
+        members = [candidates[i] for i in placed.order]
         addresses = [member.endpoint.address for member in members]
         self._picked += 1
         pick = Pick(
@@ -71,8 +89,23 @@ class Router:
             fallbacks=tuple(addresses[1:]),
             destination=",".join([address.text for address in addresses]),
         )
-        self.ledger.add(Reservation(pick, members[0], pool.name, request.path, now))
+        uncached = placed.uncached_tokens(members[0])
+        self.ledger.add(Reservation(pick, members[0], pool.name, request.path, now, uncached))
+        placement.learn(placed, members[0])
         return pick
+
+    def consider(self, request: RawRequest, now: float) -> Considered:
+        """What `route` would go by for this request now, without doing anything."""
+        plan = self._plan(request)
+        found = eligible(plan.pool.members, now, request.subset)
+        placed = None
+        if found.candidates:
+            placement = self.placements[plan.pool.name]
+            placed = placement.place(request, found.candidates, len(found.candidates), now, self._rng)
+        return Considered(plan, tuple(found.candidates), found.panic, placed)
+
+    def _plan(self, request: RawRequest) -> PoolPlan:
+        return self.plans.get(request.pool, self._default) if request.pool is not None else self._default
 
     def stream_ended(self, pick_id: str, now: float) -> None:
         """The stream of a pick ended, however. Its charge ends too, unless it was detached."""
@@ -95,8 +128,23 @@ class Router:
 
     def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
         """Take in a sample of one endpoint."""
-        self.ledger.presume_ended(self.plans[pool].pool.observe(address, sample), now)
+        member = self.plans[pool].pool.member(address)
+        if member is None:
+            return  # the scrape outlived the member
+        before = member.sample
+        self.ledger.presume_ended(member.observe(sample), now)
+        self.placements[pool].observed(member, before, sample)
 
     def _reject(self, reason: RejectionReason, message: str) -> Rejection:
         self.ledger.rejections[reason] += 1
         return Rejection(reason, 503, message, retry_after_s=1)
+
+
+def _placement(plan: PoolPlan) -> Placement:
+    return Placement(
+        plan.pool,
+        plan.profile,
+        max_blocks=plan.max_blocks,
+        session_headers=plan.session_headers,
+        session_fields=plan.session_fields,
+    )

@@ -12,7 +12,6 @@ from extproc.cli._demo_why import reason
 from extproc.decision import Decision, Pick
 from extproc.pool.member import Member
 from extproc.request import RawRequest
-from extproc.scheduling.filters import eligible
 
 _KEPT = 20_000  # picks; a demo makes some hundred
 
@@ -42,12 +41,10 @@ class Watch:
         router, route = app.router, app.router.route
 
         def watched(request: RawRequest, now: float) -> Decision:
-            plan = router.plans.get(request.pool or "", next(iter(router.plans.values())))
-            candidates = eligible(plan.pool.members, now, request.subset).candidates
-            costs = plan.profile.cost(candidates, now) if candidates else []
+            considered = router.consider(request, now)
             decision = route(request, now)
-            if isinstance(decision, Pick):
-                self._note(request, decision, candidates, costs)
+            if isinstance(decision, Pick) and considered.placed is not None:
+                self._note(request, decision, considered.candidates, considered.placed.load_costs)
             return decision
 
         router.route = watched  # type: ignore[method-assign]  # the demo only: a pick's reason is not kept by the router

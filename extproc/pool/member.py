@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.health import Health
+from extproc.pool.prefill import PrefillQueue
 from extproc.pool.sample import LoadSample
 
 if TYPE_CHECKING:
@@ -20,6 +21,20 @@ SETTLE_S = 0.1
 # A request whose stream we closed early is not presumed ended by a sample before this age. Its server may lack it
 # because a retry runs it elsewhere, which the access log tells after the back-off and a flush (0.25 s each as shipped).
 PRESUME_AFTER_S = 1.0
+
+
+# From this usage on a request may find no room: prompts of some thousands of tokens take a few percent of a cache of
+# some hundred thousand.
+KV_TIGHT_RATIO = 0.9
+# At a full cache a request waits until another ends; those that run have, on average, half of their time left.
+KV_FULL_WAIT_S = 5.0
+
+
+def kv_wait_s(usage_ratio: float | None) -> float:
+    """What to expect a request to wait for KV blocks: 0 while it fits, then ever steeper; unknown counts as 0."""
+    if usage_ratio is None or usage_ratio <= KV_TIGHT_RATIO:
+        return 0.0
+    return KV_FULL_WAIT_S * ((usage_ratio - KV_TIGHT_RATIO) / (1.0 - KV_TIGHT_RATIO)) ** 2
 
 
 class State(StrEnum):
@@ -42,8 +57,12 @@ class Member:
         "gone",
         "health",
         "in_flight",
+        "kv_penalty_s",
         "kv_usage_ratio",
+        "prefill",
+        "reported",
         "sample",
+        "slot",
         "stale_after_s",
         "unseen",
         "usable_until_s",
@@ -59,6 +78,10 @@ class Member:
         self.waiting: float | None = None  # of the last sample
         self.kv_usage_ratio: float | None = None  # of the last sample
         self.usable_until_s = float("-inf")  # the last sample is believed until then
+        self.reported = 0.0  # requests running or waiting there, by the last sample
+        self.kv_penalty_s = 0.0  # what a request has to wait for blocks, by the last sample; see `kv_wait_s`
+        self.prefill = PrefillQueue()
+        self.slot = -1  # the router's number for it in the prefix index; -1: none yet
         self.in_flight = 0  # requests picked for this server and not ended
         self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False
@@ -103,6 +126,9 @@ class Member:
         self.sample = sample
         self.waiting, self.kv_usage_ratio = sample.waiting, sample.kv_usage_ratio
         self.usable_until_s = sample.taken_at_s + self.stale_after_s if sample.usable else float("-inf")
+        self.reported = (sample.running or 0.0) + (sample.waiting or 0.0)
+        self.kv_penalty_s = kv_wait_s(sample.kv_usage_ratio)
+        self.prefill.observe(sample)
         self.health.scrape_worked(asleep=bool(sample.sleeping))
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:

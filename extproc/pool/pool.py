@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from extproc.endpoint import Address, Endpoint
@@ -20,6 +20,10 @@ class MembershipChange:
     updated: tuple[Endpoint, ...]  # same address, other options
 
 
+# Given those that came and those that left.
+Watcher = Callable[[Sequence[Member], Sequence[Member]], None]
+
+
 class Pool:
     """The members of one Envoy cluster. Not thread-safe: one event loop owns it."""
 
@@ -29,6 +33,7 @@ class Pool:
         self._stale_after_s = stale_after_s
         self._by_address: dict[Address, Member] = {}
         self._leaving: list[Member] = []  # gone, with requests still in flight
+        self._watchers: list[Watcher] = []
 
     def member(self, address: Address | None) -> Member | None:
         return self._by_address.get(address) if address is not None else None
@@ -55,7 +60,13 @@ class Pool:
         self._leaving = [m for m in (*self._leaving, *removed) if m.in_flight]
         self._by_address = members
         self.members = tuple(members.values())
+        for watcher in self._watchers:
+            watcher([members[endpoint.address] for endpoint in added], removed)
         return MembershipChange(tuple(added), tuple(m.endpoint for m in removed), tuple(updated))
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have `watcher` called after each change of the members."""
+        self._watchers.append(watcher)
 
     @property
     def leaving(self) -> tuple[Member, ...]:

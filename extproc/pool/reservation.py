@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from extproc.decision import Completion, Outcome, Pick
 from extproc.pool.member import Member
+from extproc.pool.prefill import Prefill
 
 
 class Reservation:
@@ -24,9 +25,13 @@ class Reservation:
         "pick",
         "picked_at_s",
         "pool",
+        "prefill",
     )
 
-    def __init__(self, pick: Pick, member: Member, pool: str, path: str, now: float) -> None:
+    def __init__(
+        self, pick: Pick, member: Member, pool: str, path: str, now: float, uncached_tokens: float = 0.0
+    ) -> None:
+        """`uncached_tokens`: of its prompt, those that the server must compute."""
         self.pick = pick
         self.member = member
         self.pool = pool
@@ -37,6 +42,7 @@ class Reservation:
         self.ended_at_s: float | None = None  # None: in flight
         self.outcome: Outcome | None = None  # None: in flight
         self.completion: Completion | None = None  # the last that the access log told
+        self.prefill: Prefill = member.prefill.add(uncached_tokens, now)
         member.charge(self)
 
     @property
@@ -53,7 +59,9 @@ class Reservation:
             return
         if self.open:
             self.member.discharge(self)
+            self.member.prefill.end(self.prefill, now)
             self.charged_at_s = now
+            self.prefill = member.prefill.add(self.prefill.tokens, now)
             member.charge(self)
         self.member = member
 
@@ -65,4 +73,5 @@ class Reservation:
             return False
         self.ended_at_s = now
         self.member.discharge(self)
+        self.member.prefill.end(self.prefill, now)
         return True

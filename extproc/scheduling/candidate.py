@@ -24,13 +24,23 @@ class Endpoint(Protocol):
     def address(self) -> Address: ...
     @property
     def drained(self) -> bool: ...
+    @property
+    def weight(self) -> float: ...
+
+
+class Prefill(Protocol):
+    """Its account of prompt tokens."""
+
+    @property
+    def rate(self) -> float: ...
+    def owed(self, now: float) -> float: ...
 
 
 class Candidate(Protocol):
     """A server that might be picked.
 
-    `waiting` and `kv_usage_ratio` are of its last sample, None when the page did not tell; they are believed until
-    `usable_until_s` (monotonic clock).
+    `waiting`, `kv_usage_ratio` (None when the page did not tell), `reported` (requests running or waiting) and
+    `kv_penalty_s` are of its last sample, which is believed until `usable_until_s` (monotonic clock).
     """
 
     @property
@@ -47,3 +57,11 @@ class Candidate(Protocol):
     def kv_usage_ratio(self) -> float | None: ...
     @property
     def usable_until_s(self) -> float: ...
+    @property
+    def reported(self) -> float: ...
+    @property
+    def kv_penalty_s(self) -> float: ...
+    @property
+    def prefill(self) -> Prefill: ...
+    @property
+    def slot(self) -> int: ...

@@ -1,20 +1,34 @@
-"""How attractive is each candidate? Lower is better; equal costs are equal candidates."""
+"""How attractive is each candidate? Lower is better; equal costs are equal candidates.
+
+Every function here is monotone: more load on a server never lowers its cost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from extproc.scheduling.candidate import Candidate
+from extproc.scheduling.work import Work
 
 Cost = tuple[float, ...]
-CostFunction = Callable[[Sequence[Candidate], float], list[Cost]]
+
+# What each request on a server adds to the first token of another: a decode step gets longer by 50 µs for the sequence
+# and 82 ns for each of some thousand tokens of its context (a large card, see the simulator's a100-8b), and a first
+# token waits for one and a half steps.
+LOAD_S = 0.001
+# A request that begins a conversation decides where the following ones go, which will all meet the load that is there:
+# 0.03 s is some ten turns of it and more (by experiment; docs/decisions/cost-in-seconds.md). Without a session key
+# there may be no following ones.
+LOAD_OF_SESSION_S = 0.03
+LOAD_OF_BEGINNING_S = 0.01
 
 
 def least_loaded(candidates: Sequence[Candidate], now: float) -> list[Cost]:
     """Fewest waiting requests; equal: lowest KV usage; equal: fewest in flight.
 
     A waiting request means the server has taken all it can (R4), so it comes first. Requests sent since the sample was
-    taken count as waiting on top of it: each request of a burst between two samples sees those before it.
+    taken count as waiting on top of it: each request of a burst between two samples sees those before it. Waiting and
+    in-flight requests count by the server's weight: of two servers with as many, the one of weight 2 is half as loaded.
 
     Where a sample is missing or stale its load is unknown, not zero: the pool's mean stands in for both figures, and
     since the sample says nothing of any request, all our requests in flight there count on top. At the same waiting
@@ -25,7 +39,8 @@ def least_loaded(candidates: Sequence[Candidate], now: float) -> list[Cost]:
         waiting, kv_usage = candidate.waiting, candidate.kv_usage_ratio
         if waiting is None or kv_usage is None or now > candidate.usable_until_s:
             return _with_unknown_loads(candidates, now)
-        costs.append((waiting + candidate.unseen, 0, kv_usage, candidate.in_flight))
+        weight = candidate.endpoint.weight
+        costs.append(((waiting + candidate.unseen) / weight, 0, kv_usage, candidate.in_flight / weight))
     return costs
 
 
@@ -40,10 +55,39 @@ def _with_unknown_loads(candidates: Sequence[Candidate], now: float) -> list[Cos
         if now <= candidate.usable_until_s:
             waiting, kv_usage = candidate.waiting, candidate.kv_usage_ratio
         kv = mean_kv_usage if kv_usage is None else kv_usage
+        weight, in_flight = candidate.endpoint.weight, candidate.in_flight
         if waiting is None:
-            costs.append((mean_waiting + candidate.in_flight, 1, kv, candidate.in_flight))
+            costs.append(((mean_waiting + in_flight) / weight, 1, kv, in_flight / weight))
         else:
-            costs.append((waiting + candidate.unseen, 0, kv, candidate.in_flight))
+            costs.append(((waiting + candidate.unseen) / weight, 0, kv, in_flight / weight))
+    return costs
+
+
+def first_token_s(candidates: Sequence[Candidate], work: Work, now: float) -> list[float]:
+    """The time to first token to expect, in seconds, less what is the same everywhere.
+
+        (prompt tokens owed there + uncached tokens of this request) / prefill rate
+        + wait for KV blocks + requests there x LOAD_S (by weight)
+
+    Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
+    and the wait for blocks is taken to be the pool's mean.
+    """
+    load_s = LOAD_S
+    if work.begins_something:
+        load_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
+    mean_wait_s = _mean([c.kv_penalty_s for c in candidates if now <= c.usable_until_s])
+    tokens, held = work.prompt_tokens, work.held_tokens
+    costs: list[float] = []
+    for candidate in candidates:
+        prefill, wait_s = candidate.prefill, mean_wait_s
+        requests = float(candidate.in_flight)
+        if now <= candidate.usable_until_s:
+            requests = max(requests, candidate.reported + candidate.unseen)
+            wait_s = candidate.kv_penalty_s
+        uncached = max(0.0, tokens - held.get(candidate.slot, 0.0))
+        costs.append(
+            (prefill.owed(now) + uncached) / prefill.rate + wait_s + load_s * requests / candidate.endpoint.weight
+        )
     return costs
 
 

@@ -10,6 +10,11 @@ from extproc.scheduling.costs import Cost
 
 _FEW = 16  # sorting so many costs less than setting up a heap
 
+# Costs in seconds this close to the least are taken for equal: an estimate of a first token is no better than a step of
+# the engine or so, nor than some percent.
+TIE_S = 0.005
+TIE_RATIO = 0.05
+
 
 def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
     """Indices of the `count` lowest costs, ascending; equal costs in random order, never the first in the list."""
@@ -26,3 +31,21 @@ def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
     else:
         order.sort()
     return [i for _, _, i in order[:count]]
+
+
+def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng: Random) -> list[int]:
+    """Like `cheapest`, for costs in seconds: among those that tie with the least, the least loaded comes first.
+
+    `loads` are any measure of load, by the same index.
+    """
+    if not costs_s:
+        return []
+    least = min(costs_s)
+    limit = least + max(TIE_S, TIE_RATIO * least)
+    draw = rng.random
+    tied = sorted([(loads[i], draw(), i) for i, cost in enumerate(costs_s) if cost <= limit])
+    order = [i for _, _, i in tied[:count]]
+    if len(order) < count:
+        rest = [(cost, i) for i, cost in enumerate(costs_s) if cost > limit]
+        order += [i for _, i in nsmallest(count - len(order), rest)]
+    return order

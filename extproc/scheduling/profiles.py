@@ -1,19 +1,43 @@
-"""Which rules can an operator name?"""
+"""Which rules can an operator name?
+
+A profile is a list of ways to choose; the first that has what it needs does it. Load is the last of all: every request
+can be placed by it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
-from extproc.scheduling.costs import CostFunction, least_loaded
+
+class By(Enum):
+    """A way to choose among the candidates, and what it needs of the request."""
+
+    FIRST_TOKEN = auto()  # the least expected time to first token; needs the prompt
+    PREFIX = auto()  # consistent hashing of the prompt's first blocks, within a load bound; needs a block
+    SESSION = auto()  # consistent hashing of the conversation or user, within a load bound; needs its key
+    LOAD = auto()  # fewest waiting, then KV usage, then in flight; needs nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named set of filter, cost and picker. All profiles share the filter (`filters.eligible`) and the picker."""
+    """A named way to place requests. All share the filter (`filters.eligible`)."""
 
     name: str
-    cost: CostFunction
+    ways: tuple[By, ...]
+
+    @property
+    def reads_body(self) -> bool:
+        return self.ways != (By.LOAD,)
 
 
-PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (Profile("least-loaded", least_loaded),)}
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("least-loaded", (By.LOAD,)),
+        Profile("session", (By.SESSION, By.LOAD)),
+        Profile("prefix-hash", (By.PREFIX, By.SESSION, By.LOAD)),
+        Profile("cache-aware", (By.FIRST_TOKEN, By.SESSION, By.LOAD)),
+    )
+}

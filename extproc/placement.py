@@ -1,0 +1,167 @@
+"""Of the servers that may be picked, in which order does a request prefer them?
+
+Joins what the packages below know separately: what the prompt is (`openai`), who holds how much of it (`prefix`), whom
+its keys prefer (`affinity`), and what it would cost where (`scheduling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from extproc.affinity.bound import bounded
+from extproc.affinity.ring import Ring
+from extproc.openai.understand import SESSION_FIELDS, understand
+from extproc.pool.member import Member
+from extproc.pool.pool import Pool
+from extproc.pool.sample import LoadSample
+from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS, ApproximateIndex
+from extproc.prefix.blocks import BLOCK_BYTES
+from extproc.prefix.turns import NOTHING, PromptBlocks, learn, match_prompt, prompt_blocks
+from extproc.request import InferenceRequest, RawRequest
+from extproc.scheduling.costs import Cost, first_token_s, least_loaded
+from extproc.scheduling.pickers import cheapest, cheapest_s
+from extproc.scheduling.profiles import By, Profile
+from extproc.scheduling.work import UNKNOWN, Work
+
+UNIT_TOKENS = 64  # what a unit of the prefix index stands for
+_TOKENS_PER_BYTE = UNIT_TOKENS / BLOCK_BYTES
+# The key of `prefix-hash` is the chain up to this block: 256 tokens, past what all chats of an application begin with,
+# and within what the shared part of a document is.
+KEY_BLOCKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One request's order of preference."""
+
+    order: list[int]  # indices of the candidates, the first choice first
+    by: By  # the way that decided
+    request: InferenceRequest | None = None  # None: the profile does not read bodies
+    blocks: PromptBlocks = NOTHING
+    work: Work = UNKNOWN
+    costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
+    load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
+
+    def uncached_tokens(self, member: Member) -> float:
+        """Of the prompt, what that server must compute."""
+        return max(0.0, self.work.prompt_tokens - self.work.held_tokens.get(member.slot, 0.0))
+
+
+class Placement:
+    """How one pool's requests are placed, and what is remembered for it: who holds which prefixes, and the ring."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        profile: Profile,
+        *,
+        max_blocks: int = DEFAULT_MAX_BLOCKS,
+        session_headers: Sequence[str] = (),
+        session_fields: Sequence[str] = SESSION_FIELDS,
+    ) -> None:
+        self.profile = profile
+        self.index = ApproximateIndex(max_blocks)
+        self._pool = pool
+        self._ring = Ring()
+        self._mask = 0  # of all members' slots
+        self._session_headers = tuple(name.lower() for name in session_headers)
+        self._session_fields = tuple(session_fields)
+        self._members_changed(pool.members, ())
+        pool.watch(self._members_changed)
+
+    def observed(self, member: Member, before: LoadSample | None, sample: LoadSample) -> None:
+        """A sample came: keep the index like the server's cache."""
+        if sample.block_size_tokens and sample.kv_blocks:
+            tokens = sample.block_size_tokens * sample.kv_blocks * max(1, sample.engines)
+            self.index.set_capacity(member.slot, tokens // UNIT_TOKENS)
+        if before is None:
+            return
+        if sample.sleeping or restarted(before, sample):
+            self.index.forget(member.slot)
+        elif before.generation_tokens is not None and sample.generation_tokens is not None:
+            self.index.occupy(member.slot, int(sample.generation_tokens - before.generation_tokens) // UNIT_TOKENS)
+
+    def place(self, raw: RawRequest, candidates: Sequence[Member], count: int, now: float, rng: Random) -> Placed:
+        """Order the best `count` of the candidates, of which there is at least one."""
+        if not self.profile.reads_body:
+            costs = least_loaded(candidates, now)
+            return Placed(cheapest(costs, count, rng), By.LOAD, load_costs=costs)
+        request = understand(raw, session_headers=self._session_headers, session_fields=self._session_fields)
+        return self.place_understood(request, candidates, count, now, rng)
+
+    def place_understood(
+        self, request: InferenceRequest, candidates: Sequence[Member], count: int, now: float, rng: Random
+    ) -> Placed:
+        """`place` for a request that was read already."""
+        blocks = prompt_blocks(request, model=request.model) if request.no_prompt is None else NOTHING
+        return self.place_prompt(request, blocks, len(request.prompt) * _TOKENS_PER_BYTE, candidates, count, now, rng)
+
+    def place_prompt(
+        self,
+        request: InferenceRequest,
+        blocks: PromptBlocks,
+        prompt_tokens: float,
+        candidates: Sequence[Member],
+        count: int,
+        now: float,
+        rng: Random,
+    ) -> Placed:
+        """`place` for a prompt that was cut already."""
+        held = match_prompt(self.index, blocks, self._mask) if blocks.hashes else {}
+        work = Work(
+            prompt_tokens,
+            {slot: float(units * UNIT_TOKENS) for slot, units in held.items()},
+            in_session=request.session_key is not None,
+        )
+        for by in self.profile.ways:
+            if by is By.FIRST_TOKEN and request.no_prompt is None:
+                costs_s = first_token_s(candidates, work, now)
+                loads = [member.in_flight / member.endpoint.weight for member in candidates]
+                return Placed(cheapest_s(costs_s, loads, count, rng), by, request, blocks, work, costs_s)
+            if by is By.PREFIX and blocks.hashes:
+                key = blocks.hashes[min(KEY_BLOCKS, len(blocks.hashes)) - 1].to_bytes(8, "little")
+                return Placed(self._by_key(key, candidates, count), by, request, blocks, work)
+            if by is By.SESSION and request.session_key is not None:
+                return Placed(self._by_key(request.session_key, candidates, count), by, request, blocks, work)
+        costs = least_loaded(candidates, now)
+        return Placed(cheapest(costs, count, rng), By.LOAD, request, blocks, work, load_costs=costs)
+
+    def learn(self, placed: Placed, member: Member) -> None:
+        """The request went there: the server will hold its prompt."""
+        if placed.blocks.hashes:
+            learn(self.index, member.slot, placed.blocks)
+
+    def _members_changed(self, added: Sequence[Member], removed: Sequence[Member]) -> None:
+        for member in removed:
+            self.index.remove(member.slot)
+        for member in added:
+            member.slot = self.index.add_endpoint()
+            member.prefill.rate = self._usual_rate()
+        self._mask = sum(1 << member.slot for member in self._pool.members)
+        self._ring.update({str(member.address): member.endpoint.weight for member in self._pool.members})
+
+    def _by_key(self, key: bytes | str, candidates: Sequence[Member], count: int) -> list[int]:
+        numbers = {str(member.address): i for i, member in enumerate(candidates)}
+        loads = {str(member.address): member.in_flight / member.endpoint.weight for member in candidates}
+        return [numbers[name] for name in bounded(self._ring.preference(key), loads)[:count]]
+
+    def _usual_rate(self) -> float:
+        """The prior of a newcomer: what its pool mates do."""
+        rates = sorted(member.prefill.rate for member in self._pool.members)
+        return rates[len(rates) // 2]
+
+
+def restarted(before: LoadSample, sample: LoadSample) -> bool:
+    """Whether another process answers than before, by its start time or by counters that began anew."""
+    if before.process_start_s is not None and sample.process_start_s is not None:
+        return before.process_start_s != sample.process_start_s
+    return any(
+        old is not None and new is not None and new < old
+        for old, new in (
+            (before.prompt_tokens, sample.prompt_tokens),
+            (before.generation_tokens, sample.generation_tokens),
+            (before.prefix_queries_tokens, sample.prefix_queries_tokens),
+        )
+    )

@@ -1,0 +1,158 @@
+"""How many prompt tokens does a server still owe us, and how fast does it compute them?
+
+vLLM computes prompts in the order they came, in chunks, so a new request's first token comes after all prompt tokens
+owed before it, and its own:
+
+    TTFT = BASE_S + (owed + own) / rate                                                               (1)
+
+*Owed* is what we sent and have not seen done. Between samples it drains at the rate. A sample corrects it: the count of
+vLLM's TTFT histogram says how many requests have had their first token, and since the order is kept, these are the
+oldest ones. What a sample shows to be waiting is owed for certain.
+
+*The rate* is fitted to (1): the same histogram's sum says how long those requests waited, and what stood before each
+was noted when it was sent. Requests before the last few hundred count ever less. The prior stands for `PRIOR_TOKENS`,
+so a few odd measurements move nothing, and a slow card shows after some dozens of requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from extproc.pool.sample import LoadSample
+
+BASE_S = 0.02  # what a first token costs beside its prompt: one step of the engine, HTTP and tokenising
+DEFAULT_RATE = 8000.0  # tokens/s; an 8-billion-parameter model on one large card (9,700 by arithmetic)
+PRIOR_TOKENS = 20_000.0
+HALF_LIFE_REQUESTS = 100.0
+MIN_RATE, MAX_RATE = 50.0, 1e6  # tokens/s
+
+
+class Prefill:
+    """The prompt of one request on one server, from the pick on."""
+
+    __slots__ = ("ahead", "done", "ended", "sent_s", "tokens")
+
+    def __init__(self, tokens: float, ahead: float, sent_s: float) -> None:
+        self.tokens = tokens  # to be computed for it: what the server does not hold
+        self.ahead = ahead  # owed before it and for it, when it was sent
+        self.sent_s = sent_s
+        self.ended = False  # the request is over, so its prompt is not owed any more
+        self.done = False  # computed, by what the server says
+
+
+class PrefillQueue:
+    """The prompts sent to one server, oldest first. Times are of the monotonic clock, in seconds."""
+
+    __slots__ = (
+        "_first_tokens",
+        "_fit_s",
+        "_fit_tokens",
+        "_open_tokens",
+        "_owed",
+        "_queue",
+        "_ttft_sum_s",
+        "_updated_s",
+        "foreign",
+        "rate",
+    )
+
+    def __init__(self, rate: float = DEFAULT_RATE) -> None:
+        """`rate`: the prior, tokens/s; of its pool, where that is known."""
+        self.rate = rate
+        self.foreign = 0.0  # tokens that wait there and are not ours, by the last sample
+        self._queue: deque[Prefill] = deque()
+        self._open_tokens = 0.0  # in the queue, of requests that are not over
+        self._owed = 0.0  # tokens, as of `_updated_s`
+        self._updated_s = 0.0
+        self._first_tokens: float | None = None  # of the last sample
+        self._ttft_sum_s = 0.0
+        self._fit_tokens = PRIOR_TOKENS
+        self._fit_s = PRIOR_TOKENS / rate
+
+    def owed(self, now: float) -> float:
+        """Prompt tokens to be computed before those of a request sent now."""
+        left = self._owed - (now - self._updated_s) * self.rate
+        return (left if left > 0.0 else 0.0) + self.foreign
+
+    def add(self, tokens: float, now: float) -> Prefill:
+        """A request with so many tokens to compute is sent now."""
+        left = self._owed - (now - self._updated_s) * self.rate
+        self._owed = (left if left > 0.0 else 0.0) + tokens
+        self._updated_s = now
+        prefill = Prefill(tokens, self._owed + self.foreign, now)
+        self._queue.append(prefill)
+        self._open_tokens += tokens
+        return prefill
+
+    def end(self, prefill: Prefill, now: float) -> None:
+        """Its request is over, or has gone to another server: nothing is owed for it."""
+        if prefill.ended:
+            return
+        prefill.ended = True
+        if not prefill.done:
+            self._open_tokens -= prefill.tokens
+        self._settle(now)
+        self._owed = min(self._owed, self._open_tokens)
+        while self._queue and self._queue[0].ended and self._first_tokens is None:
+            self._pop()  # no histogram will tell
+
+    def observe(self, sample: LoadSample) -> None:
+        """Correct what is owed, and fit the rate."""
+        now = sample.taken_at_s
+        self._settle(now)
+        ttft = sample.ttft
+        if ttft is not None:
+            self._take_first_tokens(ttft.count, ttft.sum_s, now)
+        if sample.running == 0 and sample.waiting == 0:
+            while self._queue and self._queue[0].sent_s < now - BASE_S:
+                self._pop()
+        waiting = int(sample.waiting or 0)
+        known = [each for each in self._queue if not each.ended and each.sent_s < now] if waiting else []
+        certain = sum([each.tokens for each in known[-waiting:]])
+        self._owed = max(min(self._owed, self._open_tokens), certain)
+        self.foreign = max(0, waiting - len(known)) * _mean_prompt(sample)
+
+    def _pop(self) -> Prefill:
+        """Take out the oldest: its prompt is computed, or nobody wants it any more."""
+        prefill = self._queue.popleft()
+        prefill.done = True
+        if not prefill.ended:
+            self._open_tokens -= prefill.tokens
+        return prefill
+
+    def _settle(self, now: float) -> None:
+        """Let what is owed drain up to now."""
+        if now > self._updated_s:
+            self._owed = max(0.0, self._owed - (now - self._updated_s) * self.rate)
+            self._updated_s = now
+
+    def _take_first_tokens(self, count: float, sum_s: float, now: float) -> None:
+        before, before_s = self._first_tokens, self._ttft_sum_s
+        self._first_tokens, self._ttft_sum_s = count, sum_s
+        if before is None or count < before:
+            return  # the first sample, or counters that began anew
+        new = int(count - before)
+        if not new:
+            return
+        mean_s = (sum_s - before_s) / new
+        ahead, done = 0.0, 0
+        while done < new and self._queue and self._queue[0].sent_s < now:
+            ahead += self._pop().ahead
+            done += 1
+        if done:
+            self._fit(done, ahead, done * mean_s)
+
+    def _fit(self, requests: int, ahead: float, ttft_s: float) -> None:
+        keep = 0.5 ** (requests / HALF_LIFE_REQUESTS)
+        self._fit_tokens = self._fit_tokens * keep + ahead
+        self._fit_s = self._fit_s * keep + max(0.0, ttft_s - requests * BASE_S)
+        prior_s = PRIOR_TOKENS / DEFAULT_RATE
+        rate = (self._fit_tokens + PRIOR_TOKENS) / (self._fit_s + prior_s)
+        self.rate = min(max(rate, MIN_RATE), MAX_RATE)
+
+
+def _mean_prompt(sample: LoadSample) -> float:
+    """Tokens in a prompt of that server, on average since its start; 0 when its page does not tell."""
+    if sample.prompt_tokens is None or sample.ttft is None or not sample.ttft.count:
+        return 0.0
+    return sample.prompt_tokens / sample.ttft.count

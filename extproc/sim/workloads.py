@@ -5,7 +5,10 @@ prompt is a list of spans of numbered texts, so that equal beginnings are known 
 exactly the tokens up to where their spans first differ.
 
 The workloads are sized for a fleet by its *uncached capacity*: the prompt tokens a second that all servers together
-compute with nothing cached. Each says at what part of that it arrives.
+compute with nothing cached. Each says at what part of that it arrives. When a run begins, as many conversations and agents
+are under way as later, but what they said before is left out; their prompts reach full length after a minute or two.
+
+W7 is missing: it is any of these while servers come and go, so it is a matter of who runs them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
+
+from extproc.sim.spec import EngineSpec
+
+_LEAD_S = 200.0  # longer than all but the rarest conversations last
 
 Span = tuple[int, int]  # number of a text, tokens taken from its beginning
 
@@ -40,6 +47,13 @@ class Fleet:
 
     servers: int
     prefill_tokens_per_s: float
+
+    @classmethod
+    def of(cls, spec: EngineSpec, servers: int) -> Fleet:
+        """`servers` engines, each at the rate at which it computes a prompt of 4,000 tokens, alone and in one step."""
+        tokens = 4000
+        per_token_s = spec.per_prompt_token_s + spec.per_prefill_token_s + spec.per_prefill_token_context_s * tokens / 2
+        return cls(servers, tokens / (spec.base_step_s + spec.per_request_s + tokens * per_token_s))
 
     @property
     def uncached_capacity(self) -> float:
@@ -109,18 +123,19 @@ def _chats(rng: Random, fleet: Fleet, seconds: float) -> list[Arrival]:
     mean_prompt = 500 + per_conversation * 500 / 2
     per_s = 0.7 * fleet.uncached_capacity / (mean_prompt * per_conversation)
     out = []
-    for number, start_s in enumerate(_poisson(rng, per_s, seconds)):
+    for number, start_s in enumerate(_poisson(rng, per_s, seconds + _LEAD_S)):
         spans: tuple[Span, ...] = ((system, 500),)
-        at_s = start_s
+        at_s = start_s - _LEAD_S
         for _ in range(rng.randint(4, 12)):
             if at_s >= seconds:
                 break
             answer, answer_tokens = texts.new(), _around(rng, 200)
-            spans = (*spans, (texts.new(), _around(rng, 300)))
-            out.append(Arrival(at_s, spans, answer, answer_tokens, session=f"chat-{number}"))
-            spans = (*spans, (answer, answer_tokens))
-            at_s += answer_tokens * 0.02 + rng.expovariate(1 / 6)
-    return out
+            if at_s >= 0:
+                spans = (*spans, (texts.new(), _around(rng, 300)))
+                out.append(Arrival(at_s, spans, answer, answer_tokens, session=f"chat-{number}"))
+                spans = (*spans, (answer, answer_tokens))
+            at_s += answer_tokens * 0.02 + rng.expovariate(1 / 6)  # the answer, then 6 s to read and write
+    return sorted(out, key=lambda arrival: arrival.at_s)
 
 
 def _one_system_prompt(rng: Random, fleet: Fleet, seconds: float) -> list[Arrival]:
@@ -175,16 +190,17 @@ def _agents(rng: Random, fleet: Fleet, seconds: float) -> list[Arrival]:
     mean_prompt = 3000 + 20 * 700 / 2
     per_s = 1.0 * fleet.uncached_capacity / (mean_prompt * 20)
     out = []
-    for number, start_s in enumerate(_poisson(rng, per_s, seconds)):
+    for number, start_s in enumerate(_poisson(rng, per_s, seconds + _LEAD_S)):
         spans: tuple[Span, ...] = ((rng.choice(types), 3000), (texts.new(), 200))
-        at_s = start_s
+        at_s = start_s - _LEAD_S
         for _ in range(rng.randint(10, 30)):
             if at_s >= seconds:
                 break
             answer, answer_tokens = texts.new(), _around(rng, 80)
-            out.append(Arrival(at_s, spans, answer, answer_tokens, session=f"agent-{number}"))
-            spans = (*spans, (answer, answer_tokens), (texts.new(), _around(rng, 600)))
-            at_s += answer_tokens * 0.015 + rng.expovariate(1 / 1.5)
+            if at_s >= 0:
+                out.append(Arrival(at_s, spans, answer, answer_tokens, session=f"agent-{number}"))
+                spans = (*spans, (answer, answer_tokens), (texts.new(), _around(rng, 600)))
+            at_s += answer_tokens * 0.015 + rng.expovariate(1 / 1.5)  # the answer, then 1.5 s for the tool
     return sorted(out, key=lambda arrival: arrival.at_s)
 
 
@@ -202,3 +218,13 @@ WORKLOADS: Mapping[str, Workload] = {
     "W8": _nothing_shared,  # over a fleet with one server at half speed
     "W9": _agents,
 }
+
+SLOW_SERVERS: Mapping[str, int] = {"W8": 1}  # servers at half speed, the first of the fleet
+
+
+def draw(name: str, seed: int, fleet: Fleet, seconds: float) -> list[Arrival]:
+    """The arrivals of a workload, in order of time. Raises KeyError on a name that is not in WORKLOADS.
+
+    A longer run of the same seed is another draw, not a continuation.
+    """
+    return WORKLOADS[name](Random(f"{name} {seed}"), fleet, seconds)

@@ -17,10 +17,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bench.overhead import arms, bodies, load, page, peers, report
-from bench.overhead.arms import ARMS, ROOT, Arm, Servers, Starter
+from bench.common import peers
+from bench.common.page import write as write_page
+from bench.common.process import ROOT, ArmFailedError
+from bench.overhead import arms, bodies, load, page, report
+from bench.overhead.arms import ARMS, Arm, Servers, Starter
 from bench.overhead.measure import Cell, Measurements, Plan, measure
-from bench.overhead.process import ArmFailedError
 
 SIZES_KB = (1, 4, 40, 400)
 CONCURRENCY = (1, 32)
@@ -168,7 +170,7 @@ def _report(
         )
         Console(width=None if sys.stdout.isatty() else 200).print(Markdown(text))
         if options.write_docs or (options.write_docs is None and complete):
-            page.write(PAGE, text)
+            write_page(PAGE, text)
             console.print(f"wrote {PAGE.relative_to(ROOT)}", highlight=False)
     console.print(f"wrote {options.out}", highlight=False)
     for arm, reason in measured.failures.items():

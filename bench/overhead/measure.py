@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.common.machine import parse_machine_cpu
+from bench.common.process import ArmFailedError, Process
 from bench.overhead.arms import Arm, Servers, check_picks
 from bench.overhead.load import run_load
-from bench.overhead.process import CLOCK_TICKS_PER_S, ArmFailedError, Process
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -215,18 +216,6 @@ class LoadWithCpu:
             served=served,
             without_pick=without_pick,
         )
-
-
-def parse_machine_cpu(stat: str) -> tuple[float, int]:
-    """CPU seconds of all processes on all cores since boot, and the number of cores, from /proc/stat.
-
-    User, nice, system and steal, of proc(5)'s columns. Interrupts are left out: the kernel charges them to no process,
-    and on loopback they are the benchmark's own packets.
-    """
-    lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
-    user, nice, system, _idle, _iowait, _irq, _softirq, steal = (int(ticks) for ticks in lines[0][1:9])
-    busy = user + nice + system + steal
-    return busy / CLOCK_TICKS_PER_S, len(lines) - 1
 
 
 def _cpu_s(process: Process | None) -> float | None:

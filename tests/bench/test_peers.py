@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.overhead import peers
+from bench.common import peers
 
 
 def test_the_command_line_names_policy_port_and_every_server() -> None:

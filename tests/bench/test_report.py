@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.common import page as common_page
 from bench.overhead import page, report
 from bench.overhead.__main__ import parse_arguments
 from bench.overhead.arms import ARMS
@@ -78,13 +79,13 @@ def test_a_busy_machine_is_said_first(other: float, warned: bool) -> None:
 
 def test_the_part_written_by_hand_survives_a_run(tmp_path: Path) -> None:
     path = tmp_path / "docs" / "overhead.md"
-    page.write(path, "# First\n")
+    common_page.write(path, "# First\n")
     assert path.read_text() == "# First\n"
-    path.write_text(f"# First\n\n{page.MARKER}\n\n## Why\nBy hand.\n")
+    path.write_text(f"# First\n\n{common_page.MARKER}\n\n## Why\nBy hand.\n")
 
-    page.write(path, "# Second\n")
+    common_page.write(path, "# Second\n")
 
-    assert path.read_text() == f"# Second\n\n{page.MARKER}\n\n## Why\nBy hand.\n"
+    assert path.read_text() == f"# Second\n\n{common_page.MARKER}\n\n## Why\nBy hand.\n"
 
 
 def test_the_default_run_is_everything_that_was_asked_for() -> None:

@@ -13,11 +13,14 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]  # of the project
+EXTPROC = (sys.executable, "-c", "from extproc.cli import main; main()")  # the command line; needs no installed script
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,6 +104,12 @@ def start(name: str, command: Sequence[str], folder: Path, env: Mapping[str, str
             preexec_fn=_die_with_parent,
         )
     return Process(name, popen, log)
+
+
+def with_project_on_path() -> dict[str, str]:
+    """This environment, in which programs find the project's packages."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def _die_with_parent() -> None:

@@ -1,17 +1,20 @@
 """Which other routers are compared, in which version, and how is each started?
 
-All are Rust programs in Python wheels. Each gets a virtual environment of its own, is started with the four servers'
+All are Rust programs in Python wheels. Each gets a virtual environment of its own, is started with the servers'
 URLs and a policy, and otherwise runs with its defaults, except: the log level is "warn" (at the default two of them
 write two lines a request, which slows them), and smg is told not to fetch a tokenizer.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.common.http import fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,11 @@ def command_line(
         *("--log-level", peer.log_level),
         *peer.extra,
     ]
+
+
+def healthy_workers(port: int) -> int:
+    """Workers that a peer has registered and found healthy; all peers tell on the same path."""
+    status, text = fetch(f"http://127.0.0.1:{port}/workers")
+    if status != 200:
+        return 0
+    return sum(1 for worker in json.loads(text).get("workers", []) if worker.get("is_healthy"))

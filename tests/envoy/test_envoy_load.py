@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from extproc.pool import health
-from tests.support import envoy_upstream
+from tests.support import envoy_config, envoy_upstream
 from tests.support.envoy_stack import BODY, Stack, eventually
 from tests.support.envoy_upstream import Upstream
 
@@ -118,6 +118,25 @@ async def test_a_thousand_clients_that_leave_at_any_moment(start: Any, shape: st
     assert all(e["state"] == "ready" for e in (await stack.status())["pools"]["vllm"]["endpoints"])
     assert (await stack.status())["streams"]["errors"] == 0
     assert (await stack.request()).status == 200
+
+
+async def test_full_duplex_responses_through_the_service_arrive_whole(start: Any) -> None:
+    """2,000 requests, 100 at once, to servers that answer at once, with `exchange.response: echo`."""
+
+    def echo(config: Any) -> None:
+        envoy_config.settings_of(config)["exchange"] = {"response": "echo"}
+
+    stack: Stack = await start(shape="C", servers=4, service="process", change=echo, concurrency=2)
+    whole = 0
+
+    async def request(_number: int) -> None:
+        nonlocal whole
+        answer = await stack.request()
+        whole += answer.status == 200 and answer.json()["size"] == len(BODY)
+
+    await _while_busy(2000, 100, request)
+    assert whole == 2000
+    await stack.nothing_in_flight()
 
 
 async def test_streams_outlive_every_default_timeout(start: Any) -> None:

@@ -88,7 +88,7 @@ async def test_a_hundred_thousand_streams_ended_by_reset_leave_memory_flat(servi
 @pytest.mark.slow
 @pytest.mark.newest_only
 async def test_requests_through_envoy_leave_memory_flat(start: Any) -> None:
-    """The same, smaller, with the streams that Envoy makes: 6,000 requests after 2,000."""
+    """With the streams that Envoy makes: 6,000 requests after 2,000 leave no kilobyte each. A kept stream has 30."""
     stack: Stack = await start(service="weighed", servers=2)
     weighed = stack.process
     assert isinstance(weighed, Weighed)
@@ -101,5 +101,5 @@ async def test_requests_through_envoy_leave_memory_flat(start: Any) -> None:
     before = await weighed.held_bytes()
     await requests(6000)
     grown = await weighed.held_bytes() - before
-    assert grown < 1024 * 1024, f"grew by {grown} bytes over 6,000 requests"
+    assert grown < 6000 * 1024, f"grew by {grown} bytes over 6,000 requests"
     await stack.nothing_in_flight()

@@ -248,7 +248,14 @@ class _PoolSink:
 def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
     scrape = pool.scrape or settings.scrape
     scheduling = pool.scheduling or settings.scheduling
-    return PoolPlan(Pool(name, stale_after_s=scrape.stale_after_s), PROFILES[scheduling.profile], scheduling.hosts)
+    return PoolPlan(
+        Pool(name, stale_after_s=scrape.stale_after_s),
+        PROFILES[scheduling.profile],
+        scheduling.hosts,
+        max_blocks=scheduling.max_prefix_blocks,
+        session_headers=scheduling.session_headers,
+        session_fields=scheduling.session_fields,
+    )
 
 
 def _listing(words: str, endpoints: tuple[Endpoint, ...]) -> str:

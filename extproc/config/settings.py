@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from extproc.endpoint import split_host_port
+from extproc.openai.understand import SESSION_FIELDS
+from extproc.prefix.approximate import BYTES_PER_BLOCK, DEFAULT_MAX_BLOCKS
 from extproc.scheduling.profiles import PROFILES
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,8 +55,10 @@ class AdminSettings(_Section):
 class ExchangeSettings(_Section):
     response: Literal["auto", "close", "echo"] = Field(
         "auto",
-        description="Full duplex exchanges only: end our stream after the request phase (close) or answer every"
-        " response message to its end (echo). auto: close while an access log is received, else echo.",
+        description="Full duplex exchanges only: end our stream after the request phase, so that only the access log"
+        " tells how requests end (close), or stay, and answer what Envoy sends of the response, to its end (echo)."
+        " auto: close while an access log is received, else echo. Where Envoy sends the response's body, it is always"
+        " echo: closing would lose a part of it.",
     )
 
 
@@ -85,6 +89,19 @@ class ScrapeSettings(_Section):
 class SchedulingSettings(_Section):
     profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
     hosts: int = Field(3, ge=1, le=16, description="Hosts named per pick: the first choice and its fallbacks.")
+    session_headers: tuple[str, ...] = Field(
+        ("x-session-id",),
+        description="Headers that name a conversation or user; the first that is not empty counts. Where Envoy sends no"
+        " headers (shape A) each must stand in its request_attributes.",
+    )
+    session_fields: tuple[str, ...] = Field(
+        SESSION_FIELDS, description="Top-level fields of the body that do, after the headers."
+    )
+    max_prefix_blocks: int = Field(
+        DEFAULT_MAX_BLOCKS,
+        ge=1000,
+        description=f"Bound of what is remembered of prompts, over all servers of a pool; {BYTES_PER_BLOCK} B each.",
+    )
 
     @field_validator("profile")
     @classmethod

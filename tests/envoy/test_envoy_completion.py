@@ -72,13 +72,9 @@ async def test_a_request_is_in_flight_until_its_response_ends(start: Any, shape:
     await _outcome(stack, "ok", 2)
 
 
-async def test_full_duplex_without_an_access_log_stays_to_the_end(start: Any) -> None:
-    """`exchange.response: echo`, and what `auto` does before the access log is there: the response passes through."""
-
-    def echo(config: Any) -> None:
-        envoy_config.settings_of(config)["exchange"] = {"response": "echo"}
-
-    stack: Stack = await start(shape="C", change=echo)
+async def test_full_duplex_both_ways_stays_to_the_end(start: Any) -> None:
+    """The response passes through, piece by piece, and the access log being there changes nothing."""
+    stack: Stack = await start(shape="C", change=envoy_config.full_duplex_both_ways)
     await stack.until_access_log_is_connected()
     held = _hold(stack, head_first=True)
     async with stack.client.post(stack.url + "/v1/chat/completions", data=BODY) as response:

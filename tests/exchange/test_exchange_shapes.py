@@ -207,6 +207,15 @@ def test_closing_early_ends_the_stream_right_after_the_request() -> None:
     assert book.play_all(RESPONSE) == [[], [], []]
 
 
+@pytest.mark.parametrize("response", [mode for mode in BodyMode if mode is not BodyMode.NONE])
+def test_a_stream_that_the_response_comes_through_is_never_closed_early(response: BodyMode) -> None:
+    """What Envoy had sent us of it would be lost."""
+    book = Playbook(Opening(request_body=BodyMode.FULL_DUPLEX_STREAMED, response_body=response), H, close_early=True)
+    sent = book.play_all([request_headers(), request_body(BODY, end=True), *RESPONSE])
+    assert not any(isinstance(action, Close) for actions in sent for action in actions)
+    assert all(len(actions) == 1 for actions in sent[2:])
+
+
 @pytest.mark.parametrize("mode", [mode for mode in BodyMode if mode is not BodyMode.FULL_DUPLEX_STREAMED])
 def test_only_full_duplex_closes_early(mode: BodyMode) -> None:
     """Elsewhere the end of the stream is what tells that the request ended."""

@@ -69,6 +69,16 @@ def settings_of(config: Json) -> Json:
     return found
 
 
+def full_duplex_both_ways(config: Json) -> None:
+    """Shape C as InferencePool gateways ask for it: the response passes through the service, too."""
+    processor = http_filter(config, "ext_proc")
+    processor["processing_mode"] |= {
+        "response_header_mode": "SEND",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_trailer_mode": "SEND",
+    }
+
+
 def _endpoints(config: Json, name: str, ports: Iterable[int]) -> None:
     cluster(config, name)["load_assignment"]["endpoints"] = [
         {"lb_endpoints": [{"endpoint": {"address": _socket(port)}} for port in ports]}

@@ -224,7 +224,7 @@ async def test_a_message_that_does_not_decode_ends_its_stream_cleanly_and_is_cou
     """A clean end lets Envoy route by its fallback policy."""
     stream = client.stream()
     assert await stream.ask(b"\xff\xff\xff") is None
-    assert await stream.code() == "OK"
+    assert await stream.code() == "INTERNAL"
     assert service.processor.undecodable == 1
     other = client.stream()
     await other.ask(body(BODY, first_with_mode=BUFFERED))
@@ -241,10 +241,10 @@ async def test_a_message_of_an_unknown_kind_is_passed_over(service: Service, cli
     assert await stream.end() == "OK"
 
 
-async def test_a_bug_in_the_router_ends_that_stream_cleanly_and_no_other(
+async def test_a_bug_in_the_router_ends_that_stream_and_no_other(
     service: Service, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """case a15: an exception of ours is logged, counted, and the request goes on without a pick"""
+    """case a15: an exception of ours is logged, counted, and told as an error: `failure_mode_allow` decides"""
     healthy = client.stream()
     await healthy.ask(headers(BUFFERED))
 
@@ -255,7 +255,7 @@ async def test_a_bug_in_the_router_ends_that_stream_cleanly_and_no_other(
         patch.setattr(service.router, "route", broken)
         stream = client.stream()
         assert await stream.ask(body(BODY, first_with_mode=BUFFERED)) is None
-        assert await stream.code() == "OK"
+        assert await stream.code() == "INTERNAL"
     assert service.processor.failures == 1
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert destination(await healthy.ask(body(BODY)))

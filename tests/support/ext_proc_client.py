@@ -74,7 +74,10 @@ class Stream:
 
     async def read(self) -> ProcessingResponse | None:
         """The next reply; None: the service ended the stream."""
-        raw = await asyncio.wait_for(self.call.read(), 10)
+        try:
+            raw = await asyncio.wait_for(self.call.read(), 10)
+        except grpc.aio.AioRpcError:  # with an error status; see `code`
+            return None
         return None if raw is grpc.aio.EOF else ProcessingResponse.FromString(raw)
 
     async def ask(self, *messages: ProcessingRequest | bytes) -> ProcessingResponse | None:
@@ -82,8 +85,10 @@ class Stream:
         return await self.read()
 
     async def end(self) -> str:
-        """Half-close, and the name of the status that the stream ends with."""
+        """Half-close, and the name of the status that the stream ends with. At most an empty message comes with it."""
         await self.call.done_writing()
+        while (last := await self.read()) is not None:
+            assert last == ProcessingResponse()
         return await self.code()
 
     async def code(self) -> str:

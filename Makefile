@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead clean
+.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead bench-routing clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -41,6 +41,9 @@ protos: $(STAMP) ## generate extproc/pb from protos/
 
 bench-overhead: $(STAMP) ## what the service costs, beside Envoy alone and other routers (bench/out/overhead.json)
 	$(BIN)/python -m bench.overhead $(BENCH_ARGS)
+
+bench-routing: $(STAMP) ## time to first token over ten workloads, beside Envoy's policies and other routers (about 2 hours)
+	$(BIN)/python -m bench.routing $(BENCH_ARGS)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -78,9 +78,8 @@ def without_service(config: dict[str, Any]) -> dict[str, Any]:
         for each in manager["http_filters"]:
             for key in ("upstream_log", "upstream_log_options"):
                 each["typed_config"].pop(key, None)
-        for host in manager["route_config"]["virtual_hosts"]:
-            for route in host["routes"]:
-                route.pop("typed_per_filter_config", None)
+    for route in routes(config):
+        route.pop("typed_per_filter_config", None)
     static = config["static_resources"]
     static["clusters"] = [cluster for cluster in static["clusters"] if cluster["name"] != service]
     for cluster in static["clusters"]:
@@ -89,6 +88,13 @@ def without_service(config: dict[str, Any]) -> dict[str, Any]:
             cluster["load_balancing_policy"] = policy["typed_config"]["fallback_policy"]
     config["node"].pop("metadata", None)
     return config
+
+
+def routes(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every route of every listener."""
+    for manager in _managers(config):
+        for host in manager["route_config"]["virtual_hosts"]:
+            yield from host["routes"]
 
 
 def _address(port: int) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Which router gives the first token soonest, over ten workloads? (`make bench-routing`)"""

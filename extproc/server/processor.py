@@ -1,10 +1,4 @@
-"""The pump of one ext_proc stream: read, decode, let the exchange decide, write.
-
-To grpc the handler is one with a single response, though it writes as many as it likes. The reason is our own early end
-of a full duplex stream: what Envoy has sent of the response before it hears that end is lost to the client. grpc puts a
-returned response and the end of the stream into one write, so that Envoy lets the request go and hears the end at once.
-With two writes Envoy ran in between: 1 to 9 of 1,000 responses of servers that answer at once arrived empty.
-"""
+"""The pump of one ext_proc stream: read, decode, let the exchange decide, write."""
 
 from __future__ import annotations
 
@@ -18,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from extproc.decision import Pick
-from extproc.exchange.actions import Action, Close, Continue, EchoBody, RequestPick, SendPick, SendRejection
+from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, SendPick, SendRejection
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
@@ -33,7 +27,6 @@ POOL_METADATA = "x-extproc-pool"  # gRPC initial metadata that a route's configu
 
 _EOF = grpc.aio.EOF
 _parse = decode.parse
-_NOTHING = b""  # a message after Envoy has ended the stream, which it ignores
 
 
 async def _read(context: Any) -> Any:
@@ -53,19 +46,6 @@ async def _next(context: Any) -> Any:
     return await asyncio.shield(asyncio.ensure_future(_read(context)))
 
 
-def _encoded(action: Action) -> bytes:
-    match action:
-        case SendPick():
-            return encode.pick(action)
-        case Continue():
-            return encode.continue_(action)
-        case EchoBody():
-            return encode.echo(action)
-        case SendRejection():
-            return encode.rejection(action.rejection)
-    raise TypeError(f"no reply: {action!r}")
-
-
 class Processor:
     """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
 
@@ -82,21 +62,21 @@ class Processor:
         self.open_streams = 0
         self.streams = 0
         self.undecodable = 0
-        self.failures = 0  # exceptions of ours; each of those requests was still let through
+        self.failures = 0  # exceptions of ours; what became of the request was Envoy's choice
         self._router = router
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
         self._clock = clock
         self._several_pools = len(router.plans) > 1
 
-    async def process(self, _request_iterator: object, context: Any) -> bytes:
-        """One stream; the bytes are its last message. It ends at the end of reads, by cancellation (both normal), or
-        when we close it. A fault ends it with an error status: Envoy does what `failure_mode_allow` says."""
+    async def process(self, _request_iterator: object, context: Any) -> None:
+        """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it. A fault ends it
+        with an error status: Envoy does what `failure_mode_allow` says."""
         self.open_streams += 1
         self.streams += 1
         pick_ids: list[str] = []  # at most one
         try:
-            return await self._pump(context, pick_ids)
+            await self._pump(context, pick_ids)
         except asyncio.CancelledError:
             raise  # grpc leaks memory when a handler swallows the cancellation of its stream
         except DecodeError:
@@ -107,23 +87,23 @@ class Processor:
             self.failures += 1
             log.exception("bug in the request path; Envoy may let the request go on without a pick")
             fault = "internal error"
+        else:
+            return
         finally:
             self.open_streams -= 1
             if pick_ids:
                 self._router.stream_ended(pick_ids[0], self._clock())
         await context.abort(grpc.StatusCode.INTERNAL, fault)
-        raise AssertionError("abort returned")
 
-    async def _pump(self, context: Any, pick_ids: list[str]) -> bytes:
-        """Serve the stream to its end; returns the message that goes with our end of it."""
+    async def _pump(self, context: Any, pick_ids: list[str]) -> None:
         raw = await context.read()
         if raw is _EOF:
-            return _NOTHING
+            return
         message = _parse(raw)
         pool = self._pool(context) if self._several_pools else None
         if decode.is_whole_body(message):
             await self._whole_body(message, pool, context, pick_ids)
-            return _NOTHING
+            return
         part = decode.part_of(message)
         close_early = self._close_early()
         exchange = Exchange(
@@ -133,13 +113,11 @@ class Processor:
             close_early=close_early,
         )
         while True:
-            if part is not None:
-                last = await self._answer(exchange, message, part, context, pick_ids)
-                if last is not None:
-                    return last
+            if part is not None and await self._answer(exchange, message, part, context, pick_ids):
+                return
             raw = await _next(context)
             if raw is _EOF:
-                return _NOTHING
+                return
             message = _parse(raw)
             part = decode.part_of(message)
 
@@ -167,8 +145,8 @@ class Processor:
 
     async def _answer(
         self, exchange: Exchange, message: ProcessingRequest, part: Part, context: Any, pick_ids: list[str]
-    ) -> bytes | None:
-        """Answer one message. Returns the reply to end the stream with; None: all are written, the stream goes on."""
+    ) -> bool:
+        """Answer one message; true when we are done with the stream."""
         started_s = self._clock()
         actions = exchange.receive(decode.event(message, part))
         for action in actions:
@@ -181,17 +159,20 @@ class Processor:
                 self.decisions.add(self._clock() - started_s)
                 actions = exchange.decided(decision)
                 break
-        reply: bytes | None = None
         for action in actions:
-            if type(action) is Close:
-                self._router.detach(pick_ids[0])
-                return reply
-            if reply is not None:
-                await context.write(reply)
-            reply = _encoded(action)
-        if reply is not None:
-            await context.write(reply)
-        return None
+            match action:
+                case SendPick():
+                    await context.write(encode.pick(action))
+                case Continue():
+                    await context.write(encode.continue_(action))
+                case EchoBody():
+                    await context.write(encode.echo(action))
+                case SendRejection():
+                    await context.write(encode.rejection(action.rejection))
+                case Close():
+                    self._router.detach(pick_ids[0])
+                    return True
+        return False
 
     @staticmethod
     def _pool(context: Any) -> str | None:
@@ -203,5 +184,5 @@ class Processor:
 
 def handlers(processor: Processor) -> grpc.GenericRpcHandler:
     """The processor as a gRPC service that reads and writes raw bytes."""
-    method = grpc.stream_unary_rpc_method_handler(processor.process)
+    method = grpc.stream_stream_rpc_method_handler(processor.process)
     return grpc.method_handlers_generic_handler(SERVICE, {"Process": method})

@@ -85,10 +85,8 @@ class Stream:
         return await self.read()
 
     async def end(self) -> str:
-        """Half-close, and the name of the status that the stream ends with. At most an empty message comes with it."""
+        """Half-close, and the name of the status that the stream ends with."""
         await self.call.done_writing()
-        while (last := await self.read()) is not None:
-            assert last == ProcessingResponse()
         return await self.code()
 
     async def code(self) -> str:

@@ -136,9 +136,11 @@ class Placement:
     def _members_changed(self, added: Sequence[Member], removed: Sequence[Member]) -> None:
         for member in removed:
             self.index.remove(member.slot)
+        usual = self._usual_rate()  # of those that were here before
         for member in added:
             member.slot = self.index.add_endpoint()
-            member.prefill.rate = self._usual_rate()
+            if usual is not None:
+                member.prefill.expect(usual)
         self._mask = sum(1 << member.slot for member in self._pool.members)
         self._ring.update({str(member.address): member.endpoint.weight for member in self._pool.members})
 
@@ -147,10 +149,10 @@ class Placement:
         loads = {str(member.address): member.in_flight / member.endpoint.weight for member in candidates}
         return [numbers[name] for name in bounded(self._ring.preference(key), loads)[:count]]
 
-    def _usual_rate(self) -> float:
-        """The prior of a newcomer: what its pool mates do."""
-        rates = sorted(member.prefill.rate for member in self._pool.members)
-        return rates[len(rates) // 2]
+    def _usual_rate(self) -> float | None:
+        """The prior of a newcomer: what its pool mates do, by their median; None: there are none."""
+        rates = sorted([member.prefill.rate for member in self._pool.members if member.slot >= 0])
+        return rates[len(rates) // 2] if rates else None
 
 
 def restarted(before: LoadSample, sample: LoadSample) -> bool:

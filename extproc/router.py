@@ -7,6 +7,7 @@ each request of a burst sees all those before it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from random import Random
 
@@ -51,13 +52,22 @@ class Router:
     """Routes requests over pools and keeps the account of them. Time comes in as `now`: monotonic, in seconds."""
 
     def __init__(
-        self, plans: Iterable[PoolPlan], *, default_pool: str | None = None, rng: Random, id_prefix: str = ""
+        self,
+        plans: Iterable[PoolPlan],
+        *,
+        default_pool: str | None = None,
+        rng: Random,
+        id_prefix: str = "",
+        placement: type[Placement] = Placement,
     ) -> None:
-        """`id_prefix` makes pick ids unique over processes. Without `default_pool` the first pool is it."""
+        """`id_prefix` makes pick ids unique over processes. Without `default_pool` the first pool is it.
+
+        `placement`: another class where prompts come cut already, as in simulations.
+        """
         self.plans: Mapping[str, PoolPlan] = {plan.pool.name: plan for plan in plans}
         if not self.plans:
             raise ValueError("a router needs at least one pool")
-        self.placements: Mapping[str, Placement] = {name: _placement(plan) for name, plan in self.plans.items()}
+        self.placements: Mapping[str, Placement] = {name: _placement(plan, placement) for name, plan in self.plans.items()}
         self.ledger = Ledger()
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng
@@ -95,13 +105,13 @@ class Router:
         return pick
 
     def consider(self, request: RawRequest, now: float) -> Considered:
-        """What `route` would go by for this request now, without doing anything."""
+        """What `route` would go by for this request now, without doing anything: later picks draw the same lots."""
         plan = self._plan(request)
         found = eligible(plan.pool.members, now, request.subset)
         placed = None
         if found.candidates:
             placement = self.placements[plan.pool.name]
-            placed = placement.place(request, found.candidates, len(found.candidates), now, self._rng)
+            placed = placement.place(request, found.candidates, len(found.candidates), now, copy(self._rng))
         return Considered(plan, tuple(found.candidates), found.panic, placed)
 
     def _plan(self, request: RawRequest) -> PoolPlan:
@@ -140,8 +150,8 @@ class Router:
         return Rejection(reason, 503, message, retry_after_s=1)
 
 
-def _placement(plan: PoolPlan) -> Placement:
-    return Placement(
+def _placement(plan: PoolPlan, kind: type[Placement]) -> Placement:
+    return kind(
         plan.pool,
         plan.profile,
         max_blocks=plan.max_blocks,

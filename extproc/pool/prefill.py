@@ -9,6 +9,10 @@ owed before it, and its own:
 vLLM's TTFT histogram says how many requests have had their first token, and since the order is kept, these are the
 oldest ones. What a sample shows to be waiting is owed for certain.
 
+Some requests never have a first token: they were aborted, refused or lost, or ask for no text. The histogram does not
+tell which. A request that was over before a sample was taken is in it, or never will be, so after each sample such
+requests are struck off. Until then one of them may be taken for the one that had its token.
+
 *The rate* is fitted to (1): the same histogram's sum says how long those requests waited, and what stood before each
 was noted when it was sent. Requests before the last few hundred count ever less. The prior stands for `PRIOR_TOKENS`,
 so a few odd measurements move nothing, and a slow card shows after some dozens of requests.
@@ -25,30 +29,35 @@ DEFAULT_RATE = 8000.0  # tokens/s; an 8-billion-parameter model on one large car
 PRIOR_TOKENS = 20_000.0
 HALF_LIFE_REQUESTS = 100.0
 MIN_RATE, MAX_RATE = 50.0, 1e6  # tokens/s
+_MOST_ENDED = 512  # kept for a sample to come; only where none come are there as many
 
 
 class Prefill:
     """The prompt of one request on one server, from the pick on."""
 
-    __slots__ = ("ahead", "done", "ended", "sent_s", "tokens")
+    __slots__ = ("ahead", "done", "ended_s", "sent_s", "tokens")
 
     def __init__(self, tokens: float, ahead: float, sent_s: float) -> None:
         self.tokens = tokens  # to be computed for it: what the server does not hold
         self.ahead = ahead  # owed before it and for it, when it was sent
         self.sent_s = sent_s
-        self.ended = False  # the request is over, so its prompt is not owed any more
-        self.done = False  # computed, by what the server says
+        self.ended_s: float | None = (
+            None  # since when the request is over, so that nothing is owed for it; None: it runs
+        )
+        self.done = False  # not in the queue any more
 
 
 class PrefillQueue:
     """The prompts sent to one server, oldest first. Times are of the monotonic clock, in seconds."""
 
     __slots__ = (
+        "_ended",
         "_first_tokens",
         "_fit_s",
         "_fit_tokens",
         "_open_tokens",
         "_owed",
+        "_prior_s",
         "_queue",
         "_ttft_sum_s",
         "_updated_s",
@@ -57,28 +66,33 @@ class PrefillQueue:
     )
 
     def __init__(self, rate: float = DEFAULT_RATE) -> None:
-        """`rate`: the prior, tokens/s; of its pool, where that is known."""
-        self.rate = rate
-        self.foreign = 0.0  # tokens that wait there and are not ours, by the last sample
+        """`rate`: the prior, tokens/s."""
+        self.foreign = 0.0  # tokens that wait there and are not ours, by the last sample and drained since
         self._queue: deque[Prefill] = deque()
-        self._open_tokens = 0.0  # in the queue, of requests that are not over
+        self._ended = 0  # in the queue, of requests that are over
+        self._open_tokens = 0.0  # in the queue, of the others
         self._owed = 0.0  # tokens, as of `_updated_s`
         self._updated_s = 0.0
         self._first_tokens: float | None = None  # of the last sample
         self._ttft_sum_s = 0.0
-        self._fit_tokens = PRIOR_TOKENS
-        self._fit_s = PRIOR_TOKENS / rate
+        self._fit_tokens = 0.0
+        self._fit_s = 0.0
+        self.expect(rate)
+
+    def expect(self, rate: float) -> None:
+        """Set the prior, tokens/s: of its pool, where that is known. To be called before anything is measured."""
+        self.rate = rate
+        self._prior_s = PRIOR_TOKENS / rate
 
     def owed(self, now: float) -> float:
         """Prompt tokens to be computed before those of a request sent now."""
-        left = self._owed - (now - self._updated_s) * self.rate
-        return (left if left > 0.0 else 0.0) + self.foreign
+        left = self._owed + self.foreign - (now - self._updated_s) * self.rate
+        return left if left > 0.0 else 0.0
 
     def add(self, tokens: float, now: float) -> Prefill:
         """A request with so many tokens to compute is sent now."""
-        left = self._owed - (now - self._updated_s) * self.rate
-        self._owed = (left if left > 0.0 else 0.0) + tokens
-        self._updated_s = now
+        self._settle(now)
+        self._owed += tokens
         prefill = Prefill(tokens, self._owed + self.foreign, now)
         self._queue.append(prefill)
         self._open_tokens += tokens
@@ -86,15 +100,16 @@ class PrefillQueue:
 
     def end(self, prefill: Prefill, now: float) -> None:
         """Its request is over, or has gone to another server: nothing is owed for it."""
-        if prefill.ended:
+        if prefill.ended_s is not None:
             return
-        prefill.ended = True
+        prefill.ended_s = now
         if not prefill.done:
-            self._open_tokens -= prefill.tokens
+            self._ended += 1
+            self._no_longer_open(prefill)
         self._settle(now)
         self._owed = min(self._owed, self._open_tokens)
-        while self._queue and self._queue[0].ended and self._first_tokens is None:
-            self._pop()  # no histogram will tell
+        if self._ended > _MOST_ENDED and 2 * self._ended > len(self._queue):
+            self._strike_off_ended(now)
 
     def observe(self, sample: LoadSample) -> None:
         """Correct what is owed, and fit the rate."""
@@ -103,11 +118,13 @@ class PrefillQueue:
         ttft = sample.ttft
         if ttft is not None:
             self._take_first_tokens(ttft.count, ttft.sum_s, now)
+        if self._ended:
+            self._strike_off_ended(now)
         if sample.running == 0 and sample.waiting == 0:
             while self._queue and self._queue[0].sent_s < now - BASE_S:
                 self._pop()
         waiting = int(sample.waiting or 0)
-        known = [each for each in self._queue if not each.ended and each.sent_s < now] if waiting else []
+        known = [each for each in self._queue if each.ended_s is None and each.sent_s < now] if waiting else []
         certain = sum([each.tokens for each in known[-waiting:]])
         self._owed = max(min(self._owed, self._open_tokens), certain)
         self.foreign = max(0, waiting - len(known)) * _mean_prompt(sample)
@@ -116,14 +133,35 @@ class PrefillQueue:
         """Take out the oldest: its prompt is computed, or nobody wants it any more."""
         prefill = self._queue.popleft()
         prefill.done = True
-        if not prefill.ended:
-            self._open_tokens -= prefill.tokens
+        if prefill.ended_s is None:
+            self._no_longer_open(prefill)
+        else:
+            self._ended -= 1
         return prefill
 
+    def _no_longer_open(self, prefill: Prefill) -> None:
+        self._open_tokens -= prefill.tokens
+        if self._ended == len(self._queue) or self._open_tokens < 0.0:
+            self._open_tokens = 0.0  # no rest is left of rounding
+
+    def _strike_off_ended(self, now: float) -> None:
+        """Take out requests that were over before now: a sample of now has them, or none will."""
+        kept: deque[Prefill] = deque()
+        for prefill in self._queue:
+            if prefill.ended_s is None or prefill.ended_s > now:
+                kept.append(prefill)
+            else:
+                prefill.done = True
+        self._ended -= len(self._queue) - len(kept)
+        self._queue = kept
+
     def _settle(self, now: float) -> None:
-        """Let what is owed drain up to now."""
+        """Let what is owed drain up to now: ours, then what is not."""
         if now > self._updated_s:
-            self._owed = max(0.0, self._owed - (now - self._updated_s) * self.rate)
+            self._owed -= (now - self._updated_s) * self.rate
+            if self._owed < 0.0:
+                self.foreign = max(0.0, self.foreign + self._owed)
+                self._owed = 0.0
             self._updated_s = now
 
     def _take_first_tokens(self, count: float, sum_s: float, now: float) -> None:
@@ -146,8 +184,7 @@ class PrefillQueue:
         keep = 0.5 ** (requests / HALF_LIFE_REQUESTS)
         self._fit_tokens = self._fit_tokens * keep + ahead
         self._fit_s = self._fit_s * keep + max(0.0, ttft_s - requests * BASE_S)
-        prior_s = PRIOR_TOKENS / DEFAULT_RATE
-        rate = (self._fit_tokens + PRIOR_TOKENS) / (self._fit_s + prior_s)
+        rate = (self._fit_tokens + PRIOR_TOKENS) / (self._fit_s + self._prior_s)
         self.rate = min(max(rate, MIN_RATE), MAX_RATE)
 
 

@@ -67,7 +67,9 @@ class Router:
         self.plans: Mapping[str, PoolPlan] = {plan.pool.name: plan for plan in plans}
         if not self.plans:
             raise ValueError("a router needs at least one pool")
-        self.placements: Mapping[str, Placement] = {name: _placement(plan, placement) for name, plan in self.plans.items()}
+        self.placements: Mapping[str, Placement] = {
+            name: _placement(plan, placement) for name, plan in self.plans.items()
+        }
         self.ledger = Ledger()
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng

@@ -80,9 +80,7 @@ async def _one(http: aiohttp.ClientSession, port: int, request: ChatRequest, sta
 
     watch = _Watch()
     watch.late_s = now_s() - request.at_s
-    headers = {"content-type": "application/json"}
-    if request.session is not None:
-        headers["x-session-id"] = request.session
+    headers = {"content-type": "application/json", "x-session-id": request.session}
     error: str | None = None
     unfinished = False
     try:

@@ -94,20 +94,22 @@ METHOD = """\
   servers will differ; what routing does to queues and caches is what is compared.
 - Every arm gets the same requests, bytes and times, drawn from the seed. Arrivals do not wait for answers. Answers
   are known in advance, so each turn of a chat repeats what the server said. Conversations send their id as
-  `x-session-id`.
+  `x-session-id`; a request outside of them has an id of its own.
 - Time to first token counts from when a request was due to the first piece of text at the client. Requests without a
   whole answer are errors; what is not answered {patience:g} s after the last arrival is given up, and its waiting
   counts as its time to first token.
 - {warm_up} short requests go through each router before the clock starts. Cold caches are part of the measurement.
 - Envoy has one worker thread, since each thread keeps its own turn and its own counts. `envoy-*` is the shipped
   `envoy/envoy.yaml` without our filters and access log, with the policy named; `extproc-*` is the shipped file with
-  only addresses and `scheduling.profile` changed. The ring hash and vllm-router's consistent_hash use `x-session-id`;
-  without it the first picks at random.
+  only addresses and `scheduling.profile` changed. The ring hash and vllm-router's consistent_hash use `x-session-id`.
 - vllm-router's cache_aware asks servers for `/v1/chat/completions/render`. The servers here answer it; a stock vLLM
   0.32 refuses (403), and the policy then has no affinity: that is the arm `vllm-router-cache-aware-403`, shown when
   asked for.
 - For the extproc arms Envoy's and the service's counters must show a pick for each request, each served where it was
   picked.
+- The arms of one workload and seed follow each other directly, in an order rotated by the seed. Where a cell takes only
+  a few per cent of the CPU, several arms run side by side (see the table), each with servers of its own, and start at
+  the same moment.
 - Servers stream an answer in two pieces, the first token and the rest; one by one, tokens would take most of the CPU.
 - With "real s per s" above 1 the engines are slowed by it and all times divided by it; what routers do by the clock
   (scrapes, polls) is then faster in proportion."""

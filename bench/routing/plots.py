@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.routing.report import SUBJECT, Summary
@@ -28,10 +28,11 @@ def draw(table: dict[str, dict[str, Summary]], arms: Sequence[str], path: Path) 
     workloads = list(table)
     figure = Figure(figsize=(12, 1.6 + 0.62 * len(workloads)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, title, figure_of in (
-        (panels[0], "mean", lambda each: each.mean_s),
-        (panels[1], "90th percentile", lambda each: each.p90_s),
-    ):
+    figures: tuple[tuple[str, Callable[[Summary], float]], ...] = (
+        ("mean", lambda each: each.mean_s),
+        ("90th percentile", lambda each: each.p90_s),
+    )
+    for axes, (title, figure_of) in zip(panels, figures, strict=True):
         for index, arm in enumerate(arms):
             places = [place for place, workload in enumerate(workloads) if arm in table[workload]]
             ours = arm == SUBJECT
@@ -48,7 +49,7 @@ def draw(table: dict[str, dict[str, Summary]], arms: Sequence[str], path: Path) 
                 label=arm,
             )
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain))  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
         axes.set_xlabel("ms, log scale; left is better")
         axes.set_title(f"Time to first token, {title}")
         axes.grid(axis="x", which="both", color="#e5e5e5", zorder=0)

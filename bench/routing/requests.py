@@ -4,6 +4,9 @@ The spans of a workload become real text: four-byte words, which the simulated s
 prompt has the tokens that the workload says, plus two to four for the head of each message. What a later turn repeats
 as the assistant's message is what the server will have answered: its answers depend on the prompt alone, so they are
 known in advance, and an open loop can send a turn at its time whatever became of the last one.
+
+Every request has a session id. One that is no part of a conversation is a session of its own; without any id
+vllm-router 0.1.17's consistent_hash sends everything to one server, which says nothing of hashing.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class ChatRequest:
     at_s: float  # of the workload's time
     body: bytes
     answer_tokens: int
-    session: str | None = None  # sent as x-session-id; None: no such header
+    session: str  # sent as x-session-id
 
 
 def requests(workload: str, seed: int, seconds: float) -> list[ChatRequest]:
@@ -48,7 +51,7 @@ def warm_up(count: int) -> list[ChatRequest]:
 
 def _requests(arrivals: Sequence[Arrival], key: str) -> Iterator[ChatRequest]:
     answers: dict[int, str] = {}  # by number of text
-    for arrival in arrivals:
+    for number, arrival in enumerate(arrivals):
         messages = []
         for place, (text, tokens) in enumerate(arrival.spans):
             if text in answers:
@@ -58,9 +61,8 @@ def _requests(arrivals: Sequence[Arrival], key: str) -> Iterator[ChatRequest]:
                 messages.append({"role": role, "content": _text(f"{key} {text}", tokens)})
         if arrival.session is not None:  # only sessions come back with what was said
             answers[arrival.answer] = answer_to(messages, arrival.answer_tokens)
-        yield ChatRequest(
-            arrival.at_s, _encode(messages, arrival.answer_tokens), arrival.answer_tokens, arrival.session
-        )
+        session = arrival.session if arrival.session is not None else f"single-{number}"
+        yield ChatRequest(arrival.at_s, _encode(messages, arrival.answer_tokens), arrival.answer_tokens, session)
 
 
 def answer_to(messages: Sequence[dict[str, str]], tokens: int) -> str:

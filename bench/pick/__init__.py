@@ -1,0 +1,1 @@
+"""What does a pick cost, by its parts?"""

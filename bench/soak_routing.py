@@ -2,10 +2,10 @@
 
     python -m bench.soak_routing [--requests 10_000_000] [--servers 16] [--profile cache-aware]
 
-Requests with prompts that are never seen again go through the whole decision, body and all, in virtual time: so a day of
-a fleet passes in minutes. Servers are as simple as can be (prompts in turn, answers side by side). Some clients go away
-before the first token, some requests are retried on another server, some are never logged, some streams are closed early;
-and all the while servers leave, join, restart, and fail to answer a scrape.
+Requests with prompts that are never seen again go through the whole decision, body and all, in virtual time: 10 million
+are two days of 16 servers, and take an hour or two. Servers are as simple as can be (prompts in turn, answers side by
+side). Some clients go away before the first token, some requests are retried on another server, some are never logged,
+some streams are closed early; and all the while servers leave, join, restart, and fail to answer a scrape.
 
 A row tells of each twentieth of the run: the memory of the process, what is remembered, and requests a second of this
 machine's time. At the end, when all requests are over, nothing may be in flight, owed or remembered by its id, and the

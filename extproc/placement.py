@@ -46,7 +46,7 @@ class Placed:
 
     def uncached_tokens(self, member: Member) -> float:
         """Of the prompt, what that server must compute."""
-        return max(0.0, self.work.prompt_tokens - self.work.held_tokens.get(member.slot, 0.0))
+        return self.work.uncached_at(member.slot)
 
 
 class Placement:
@@ -110,11 +110,7 @@ class Placement:
     ) -> Placed:
         """`place` for a prompt that was cut already."""
         held = match_prompt(self.index, blocks, self._mask) if blocks.hashes else {}
-        work = Work(
-            prompt_tokens,
-            {slot: float(units * UNIT_TOKENS) for slot, units in held.items()},
-            in_session=request.session_key is not None,
-        )
+        work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
         for by in self.profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
                 costs_s = first_token_s(candidates, work, now)

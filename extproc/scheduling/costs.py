@@ -6,6 +6,7 @@ Every function here is monotone: more load on a server never lowers its cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from extproc.scheduling.candidate import Candidate
 from extproc.scheduling.work import Work
@@ -63,31 +64,47 @@ def _with_unknown_loads(candidates: Sequence[Candidate], now: float) -> list[Cos
     return costs
 
 
-def first_token_s(candidates: Sequence[Candidate], work: Work, now: float) -> list[float]:
+class Terms(NamedTuple):
+    """What a time to first token is made of, in seconds."""
+
+    prefill_s: float  # of what is owed there, and of this prompt
+    kv_wait_s: float  # for KV blocks
+    load_s: float  # for what else is running
+
+
+def first_token_s(
+    candidates: Sequence[Candidate], work: Work, now: float, terms: list[Terms] | None = None
+) -> list[float]:
     """The time to first token to expect, in seconds, less what is the same everywhere.
 
         (prompt tokens owed there + uncached tokens of this request) / prefill rate
         + wait for KV blocks + requests there x LOAD_S (by weight)
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
-    and the wait for blocks is taken to be the pool's mean.
+    and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
     """
-    load_s = LOAD_S
+    each_s = LOAD_S
     if work.begins_something:
-        load_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
-    mean_wait_s = _mean([c.kv_penalty_s for c in candidates if now <= c.usable_until_s])
-    tokens, held = work.prompt_tokens, work.held_tokens
+        each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
+    mean_wait_s: float | None = None
+    tokens, held, unit = work.prompt_tokens, work.held.get, work.held_unit
     costs: list[float] = []
-    for candidate in candidates:
-        prefill, wait_s = candidate.prefill, mean_wait_s
-        requests = float(candidate.in_flight)
+    for candidate in candidates:  # here a pick over many servers spends most of its time
         if now <= candidate.usable_until_s:
-            requests = max(requests, candidate.reported + candidate.unseen)
-            wait_s = candidate.kv_penalty_s
-        uncached = max(0.0, tokens - held.get(candidate.slot, 0.0))
-        costs.append(
-            (prefill.owed(now) + uncached) / prefill.rate + wait_s + load_s * requests / candidate.endpoint.weight
-        )
+            requests, wait_s = candidate.requests, candidate.kv_penalty_s
+        else:
+            if mean_wait_s is None:
+                mean_wait_s = _mean([c.kv_penalty_s for c in candidates if now <= c.usable_until_s])
+            requests, wait_s = candidate.in_flight, mean_wait_s
+        uncached = tokens - held(candidate.slot, 0.0) * unit
+        if uncached < 0.0:
+            uncached = 0.0
+        prefill = candidate.prefill
+        prefill_s = (prefill.owed(now) + uncached) / prefill.rate
+        load_s = each_s * requests / candidate.endpoint.weight
+        if terms is not None:
+            terms.append(Terms(prefill_s, wait_s, load_s))
+        costs.append(prefill_s + wait_s + load_s)
     return costs
 
 

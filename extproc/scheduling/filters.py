@@ -72,6 +72,9 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     if hint is not None:
         subset = _subset(hint)
         candidates = [c for c in candidates if c.endpoint.address in subset]
+    good = [c for c in candidates if c.health.sound and not c.endpoint.drained]
+    if len(good) == len(candidates):
+        return Eligible(good)
     good, rest = [], []
     for candidate in candidates:
         if candidate.endpoint.drained:

@@ -36,16 +36,20 @@ def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
 def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng: Random) -> list[int]:
     """Like `cheapest`, for costs in seconds: among those that tie with the least, the least loaded comes first.
 
-    `loads` are any measure of load, by the same index.
+    `loads` are any measure of load, by the same index; only those that tie are looked at.
     """
     if not costs_s:
         return []
     least = min(costs_s)
     limit = least + max(TIE_S, TIE_RATIO * least)
     draw = rng.random
-    tied = sorted([(loads[i], draw(), i) for i, cost in enumerate(costs_s) if cost <= limit])
-    order = [i for _, _, i in tied[:count]]
+    tied = [(loads[i], draw(), i) for i, cost in enumerate(costs_s) if cost <= limit]
+    if len(tied) == 1:
+        order = [tied[0][2]]
+    else:
+        order = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
     if len(order) < count:
         rest = [(cost, i) for i, cost in enumerate(costs_s) if cost > limit]
-        order += [i for _, i in nsmallest(count - len(order), rest)]
+        missing = count - len(order)
+        order += [i for _, i in (sorted(rest)[:missing] if len(rest) <= _FEW else nsmallest(missing, rest))]
     return order

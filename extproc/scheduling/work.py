@@ -11,14 +11,28 @@ class Work:
     """The prompt of one request, as far as it is understood."""
 
     prompt_tokens: float = 0.0  # estimated from its length
-    # Leading tokens of it that a server is believed to hold, by the server's slot; absent: none.
-    held_tokens: Mapping[int, float] = field(default_factory=dict)
+    # What a server is believed to hold of its beginning, in `held_unit` tokens, by the server's slot; absent: nothing.
+    held: Mapping[int, float] = field(default_factory=dict)
     in_session: bool = False  # it names a conversation or user
+    held_unit: float = 1.0  # tokens; the index's own, so that its answer needs no copy
 
     @property
     def begins_something(self) -> bool:
         """Nobody holds half of it: what it begins will stay, and grow, where it goes."""
-        return 2 * max(self.held_tokens.values(), default=0.0) < self.prompt_tokens
+        return 2 * self.held_unit * max(self.held.values(), default=0.0) < self.prompt_tokens
+
+    @property
+    def held_tokens(self) -> dict[int, float]:
+        """`held` in tokens."""
+        return {slot: units * self.held_unit for slot, units in self.held.items()}
+
+    def held_at(self, slot: int) -> float:
+        """Tokens of it that the server of this slot is believed to hold."""
+        return self.held.get(slot, 0.0) * self.held_unit
+
+    def uncached_at(self, slot: int) -> float:
+        """Tokens of it that the server of this slot must compute."""
+        return max(0.0, self.prompt_tokens - self.held_at(slot))
 
 
 UNKNOWN = Work()

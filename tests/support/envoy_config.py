@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,11 +25,17 @@ def shipped(shape: str) -> Json:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on just now, below those that the system gives to outgoing connections: one of these
+    could be taken by any scrape before it is listened on."""
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port from 20000 to 31999")
 
 
 def place(config: Json, *, listener: int, admin: int, grpc: int, service_admin: int, servers: Iterable[int]) -> None:

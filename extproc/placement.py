@@ -41,6 +41,7 @@ class Placed:
     request: InferenceRequest | None = None  # None: the profile does not read bodies
     blocks: PromptBlocks = NOTHING
     work: Work = UNKNOWN
+    loads: Sequence[float] = ()  # in flight by weight, by candidate; not for By.LOAD
     costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
     load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
 
@@ -113,14 +114,12 @@ class Placement:
         work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
         for by in self.profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
-                costs_s = first_token_s(candidates, work, now)
-                loads = [member.in_flight / member.endpoint.weight for member in candidates]
-                return Placed(cheapest_s(costs_s, loads, count, rng), by, request, blocks, work, costs_s)
-            if by is By.PREFIX and blocks.hashes:
-                key = blocks.hashes[min(KEY_BLOCKS, len(blocks.hashes)) - 1].to_bytes(8, "little")
-                return Placed(self._by_key(key, candidates, count), by, request, blocks, work)
-            if by is By.SESSION and request.session_key is not None:
-                return Placed(self._by_key(request.session_key, candidates, count), by, request, blocks, work)
+                costs_s, loads = first_token_s(candidates, work, now), _loads(candidates)
+                return Placed(cheapest_s(costs_s, loads, count, rng), by, request, blocks, work, loads, costs_s)
+            key = self._key(by, request, blocks)
+            if key is not None:
+                loads = _loads(candidates)
+                return Placed(self._by_key(key, candidates, loads, count), by, request, blocks, work, loads)
         costs = least_loaded(candidates, now)
         return Placed(cheapest(costs, count, rng), By.LOAD, request, blocks, work, load_costs=costs)
 
@@ -140,15 +139,27 @@ class Placement:
         self._mask = sum(1 << member.slot for member in self._pool.members)
         self._ring.update({str(member.address): member.endpoint.weight for member in self._pool.members})
 
-    def _by_key(self, key: bytes | str, candidates: Sequence[Member], count: int) -> list[int]:
-        numbers = {str(member.address): i for i, member in enumerate(candidates)}
-        loads = {str(member.address): member.in_flight / member.endpoint.weight for member in candidates}
-        return [numbers[name] for name in bounded(self._ring.preference(key), loads)[:count]]
+    @staticmethod
+    def _key(by: By, request: InferenceRequest, blocks: PromptBlocks) -> bytes | str | None:
+        """What a way by consistent hashing goes by; None: the request has none, or the way is another."""
+        if by is By.PREFIX and blocks.hashes:
+            return blocks.hashes[min(KEY_BLOCKS, len(blocks.hashes)) - 1].to_bytes(8, "little")
+        return request.session_key if by is By.SESSION else None
+
+    def _by_key(self, key: bytes | str, candidates: Sequence[Member], loads: Sequence[float], count: int) -> list[int]:
+        names = [member.endpoint.address.text for member in candidates]
+        numbers = dict(zip(names, range(len(names)), strict=True))
+        in_flight = dict(zip(names, loads, strict=True))
+        return [numbers[name] for name in bounded(self._ring.preference(key), in_flight)[:count]]
 
     def _usual_rate(self) -> float | None:
         """The prior of a newcomer: what its pool mates do, by their median; None: there are none."""
         rates = sorted([member.prefill.rate for member in self._pool.members if member.slot >= 0])
         return rates[len(rates) // 2] if rates else None
+
+
+def _loads(candidates: Sequence[Member]) -> list[float]:
+    return [member.in_flight / member.endpoint.weight for member in candidates]
 
 
 def restarted(before: LoadSample, sample: LoadSample) -> bool:

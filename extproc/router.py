@@ -6,24 +6,30 @@ each request of a burst sees all those before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from random import Random
 
 from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
+from extproc.explanation import Explanation, Logged, explain
 from extproc.openai.understand import SESSION_FIELDS
 from extproc.placement import Placed, Placement
-from extproc.pool.ledger import Ledger
+from extproc.pool.ledger import RECENT, Ledger
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS
 from extproc.request import RawRequest
-from extproc.scheduling.filters import eligible
+from extproc.scheduling.filters import eligible, subset_of
 from extproc.scheduling.profiles import Profile
+
+# The decision log: so many explained a second, with so many servers each. An explanation takes 0.1 to 1 ms to write.
+LOGGED_PER_S = 5
+LOGGED_ENDPOINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Router:
             name: _placement(plan, placement) for name, plan in self.plans.items()
         }
         self.ledger = Ledger()
+        self.decisions: deque[Logged] = deque(maxlen=RECENT)  # a sample of the picks
+        self._log_from_s = float("-inf")
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng
         self._id_prefix = id_prefix
@@ -101,8 +109,15 @@ class Router:
             fallbacks=tuple(addresses[1:]),
             destination=",".join([address.text for address in addresses]),
         )
+        explanation = None
+        if now >= self._log_from_s:  # most picks, and a burst of them, when they are few
+            self._log_from_s = max(self._log_from_s, now - 1.0) + 1.0 / LOGGED_PER_S
+            explanation = _explain(plan, candidates, found.panic, placed, request, now, LOGGED_ENDPOINTS)
         uncached = placed.uncached_tokens(members[0])
-        self.ledger.add(Reservation(pick, members[0], pool.name, request.path, now, uncached))
+        reservation = Reservation(pick, members[0], pool.name, request.path, now, uncached)
+        self.ledger.add(reservation)
+        if explanation is not None:
+            self.decisions.append(Logged(reservation, explanation))
         placement.learn(placed, members[0])
         return pick
 
@@ -115,6 +130,11 @@ class Router:
             placement = self.placements[plan.pool.name]
             placed = placement.place(request, found.candidates, len(found.candidates), now, copy(self._rng))
         return Considered(plan, tuple(found.candidates), found.panic, placed)
+
+    def explain(self, request: RawRequest, now: float) -> Explanation:
+        """Where this request would go now, and why; see `consider`."""
+        found = self.consider(request, now)
+        return _explain(found.plan, found.candidates, found.panic, found.placed, request, now)
 
     def _plan(self, request: RawRequest) -> PoolPlan:
         return self.plans.get(request.pool, self._default) if request.pool is not None else self._default
@@ -150,6 +170,19 @@ class Router:
     def _reject(self, reason: RejectionReason, message: str) -> Rejection:
         self.ledger.rejections[reason] += 1
         return Rejection(reason, 503, message, retry_after_s=1)
+
+
+def _explain(
+    plan: PoolPlan,
+    candidates: Sequence[Member],
+    panic: bool,
+    placed: Placed | None,
+    request: RawRequest,
+    now: float,
+    most: int | None = None,
+) -> Explanation:
+    subset = None if request.subset is None else subset_of(request.subset)
+    return explain(plan.pool, plan.profile, candidates, placed, now, panic=panic, subset=subset, most=most)
 
 
 def _placement(plan: PoolPlan, kind: type[Placement]) -> Placement:

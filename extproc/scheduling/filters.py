@@ -48,7 +48,8 @@ class Subset:
 
 
 @lru_cache(maxsize=256)
-def _subset(hint: frozenset[str]) -> Subset:
+def subset_of(hint: frozenset[str]) -> Subset:
+    """The hint of a request, parsed once: a gateway repeats itself."""
     return Subset(hint)
 
 
@@ -70,7 +71,7 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     A server that has not answered a scrape yet is kept out while another has (its port may not even be open).
     """
     if hint is not None:
-        subset = _subset(hint)
+        subset = subset_of(hint)
         candidates = [c for c in candidates if c.endpoint.address in subset]
     good = [c for c in candidates if c.health.sound and not c.endpoint.drained]
     if len(good) == len(candidates):

@@ -33,6 +33,11 @@ def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
     return [i for _, _, i in order[:count]]
 
 
+def tie_limit(least_s: float) -> float:
+    """Costs up to this one tie with the least."""
+    return least_s + max(TIE_S, TIE_RATIO * least_s)
+
+
 def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng: Random) -> list[int]:
     """Like `cheapest`, for costs in seconds: among those that tie with the least, the least loaded comes first.
 
@@ -40,8 +45,7 @@ def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng
     """
     if not costs_s:
         return []
-    least = min(costs_s)
-    limit = least + max(TIE_S, TIE_RATIO * least)
+    limit = tie_limit(min(costs_s))
     draw = rng.random
     tied = [(loads[i], draw(), i) for i, cost in enumerate(costs_s) if cost <= limit]
     if len(tied) == 1:

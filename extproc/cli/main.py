@@ -10,6 +10,7 @@ from extproc import __version__
 from extproc.cli.check import check
 from extproc.cli.demo import demo
 from extproc.cli.serve import serve
+from extproc.cli.simulate import simulate
 from extproc.cli.up import up
 from extproc.cli.vllm_sim import vllm_sim
 
@@ -43,6 +44,7 @@ app.command("up")(up)
 app.command("check")(check)
 app.command("serve")(serve)
 app.command("vllm-sim")(vllm_sim)
+app.command("simulate")(simulate)
 
 
 def main() -> None:

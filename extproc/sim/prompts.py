@@ -2,8 +2,8 @@
 
 Both cut prompts into blocks and hash them in a chain; where two prompts differ is told by their spans alone. The engine
 is given the chain of prompt and answer at its own block size (`workloads.block_hashes`). The index is given what
-`prefix.turns.prompt_blocks` makes of the bytes of such a prompt: every so many'th of these hashes, the mark of the whole,
-and the mark of what stood before the last answer. It is not told any answer in advance.
+`prefix.turns.prompt_blocks` makes of the bytes of such a prompt: the hash at each of its longer blocks' ends, the mark
+of the whole, and the mark of what stood before the last answer. It is not told any answer in advance.
 
 What spans leave out: heads of messages, and that four bytes are a token only about. The text itself is in `bodies`.
 

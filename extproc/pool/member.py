@@ -61,7 +61,6 @@ class Member:
         "kv_usage_ratio",
         "prefill",
         "reported",
-        "requests",
         "sample",
         "slot",
         "stale_after_s",
@@ -80,7 +79,6 @@ class Member:
         self.kv_usage_ratio: float | None = None  # of the last sample
         self.usable_until_s = float("-inf")  # the last sample is believed until then
         self.reported = 0.0  # requests running or waiting there, by the last sample
-        self.requests = 0.0  # there: those reported and those sent since, or ours in flight if they are more
         self.kv_penalty_s = 0.0  # what a request has to wait for blocks, by the last sample; see `kv_wait_s`
         self.prefill = PrefillQueue()
         self.slot = -1  # the router's number for it in the prefix index; -1: none yet
@@ -112,18 +110,12 @@ class Member:
         self._unseen[reservation] = None
         self.in_flight += 1
         self.unseen += 1
-        self._count()
 
     def discharge(self, reservation: Reservation) -> None:
         self._open.pop(reservation, None)
         self._unseen.pop(reservation, None)
         self.in_flight = len(self._open)
         self.unseen = len(self._unseen)
-        self._count()
-
-    def _count(self) -> None:
-        known = self.reported + self.unseen
-        self.requests = known if known > self.in_flight else float(self.in_flight)
 
     def observe(self, sample: LoadSample) -> list[Reservation]:
         """Take in a sample. Returns the reservations that it shows to have ended although nobody told us.
@@ -145,7 +137,6 @@ class Member:
                 break
             del self._unseen[oldest]
         self.unseen = len(self._unseen)
-        self._count()
         if sample.running is None or sample.waiting is None:
             return []
         excess = len(self._open) - len(self._unseen) - int(sample.running + sample.waiting)

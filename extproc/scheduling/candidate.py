@@ -39,8 +39,8 @@ class Prefill(Protocol):
 class Candidate(Protocol):
     """A server that might be picked.
 
-    `waiting`, `kv_usage_ratio` (None when the page did not tell) and `kv_penalty_s` are of its last sample, which is
-    believed until `usable_until_s` (monotonic clock). `requests`: in it or sent since; at least `in_flight`.
+    `waiting`, `kv_usage_ratio` (None when the page did not tell), `reported` (requests running or waiting) and
+    `kv_penalty_s` are of its last sample, which is believed until `usable_until_s` (monotonic clock).
     """
 
     @property
@@ -58,7 +58,7 @@ class Candidate(Protocol):
     @property
     def usable_until_s(self) -> float: ...
     @property
-    def requests(self) -> float: ...
+    def reported(self) -> float: ...
     @property
     def kv_penalty_s(self) -> float: ...
     @property

@@ -90,12 +90,16 @@ def first_token_s(
     tokens, held, unit = work.prompt_tokens, work.held.get, work.held_unit
     costs: list[float] = []
     for candidate in candidates:  # here a pick over many servers spends most of its time
+        requests: float = candidate.in_flight
         if now <= candidate.usable_until_s:
-            requests, wait_s = candidate.requests, candidate.kv_penalty_s
+            known = candidate.reported + candidate.unseen
+            if known > requests:
+                requests = known
+            wait_s = candidate.kv_penalty_s
         else:
             if mean_wait_s is None:
                 mean_wait_s = _mean([c.kv_penalty_s for c in candidates if now <= c.usable_until_s])
-            requests, wait_s = candidate.in_flight, mean_wait_s
+            wait_s = mean_wait_s
         uncached = tokens - held(candidate.slot, 0.0) * unit
         if uncached < 0.0:
             uncached = 0.0

@@ -175,6 +175,18 @@ def _line(row: Row) -> str:
     )
 
 
+def _command(options: argparse.Namespace) -> str:
+    """How to measure the same again: what was chosen, without where it went and what was left to do."""
+    standard = parse_arguments([])
+    words: list[str] = []
+    for name in ("workloads", "arms", "seeds", "seconds", "factor", "at_once"):
+        value = getattr(options, name)
+        if value != getattr(standard, name):
+            values = value if isinstance(value, list) else [f"{value:g}"]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return "make bench-routing" + (f' BENCH_ARGS="{shlex.join(words)}"' if words else "")
+
+
 def _report(
     options: argparse.Namespace, store: Store, failures: Sequence[Failure], console: Console, *, may_write: bool
 ) -> int:
@@ -184,7 +196,7 @@ def _report(
         console.print("no cell was measured", style="red")
         return 1
     arms = [arm for arm in ARMS if any(row.arm == arm for row in rows)]
-    command = "make bench-routing" + (f' BENCH_ARGS="{shlex.join(sys.argv[1:])}"' if sys.argv[1:] else "")
+    command = _command(options)
     chart = PAGE.with_suffix(".png")
     text = page.render(rows, failures, arms, command, chart.name)
     Console(width=None if sys.stdout.isatty() else 240).print(Markdown(text))

@@ -13,6 +13,7 @@ SUBJECT = "extproc-cache-aware"
 MIN_WINS = 7  # workloads, of all ten, with the lowest mean and the lowest p90
 MAX_RATIO = 1.05  # to the best of the others, on any workload
 QUIET_RATIO = 0.1  # of the machine's CPU, taken by others
+LATE_S = 0.02  # requests sent later than this are no longer the workload's
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +249,13 @@ def cells_table(rows: Sequence[Row]) -> str:
 
 
 def disturbed(rows: Sequence[Row]) -> str | None:
-    """A warning when other processes took so much CPU that times are not the arms' own; else None."""
+    """A warning when the CPU was so busy that times are not the arms' own; else None."""
     others = statistics.median(row.cpu_others_ratio for row in rows)
-    if others <= QUIET_RATIO:
+    late = sum(row.late_p99_s > LATE_S for row in rows)
+    if others <= QUIET_RATIO and not late:
         return None
     return (
-        f"> **This run was disturbed:** other processes took {others:.0%} of the machine's CPU in the median cell."
-        " Times of tens of milliseconds are not to be relied on; run it again on a quiet machine."
+        f"> **This run was disturbed:** other processes took {others:.0%} of the machine's CPU in the median cell, and"
+        f" in {late} of {len(rows)} cells one request in a hundred was sent more than {LATE_S * 1000:g} ms late. Times of"
+        " tens of milliseconds are not to be relied on; run it again on a quiet machine, or with --factor 2."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.routing import page, plots, report
-from bench.routing.__main__ import parse_arguments
+from bench.routing.__main__ import _command, parse_arguments
 from bench.routing.arms import ARMS, EXTRA_ARMS
 from bench.routing.results import Cell, Row, Store
 from bench.routing.run import TIMINGS, batches
@@ -167,6 +167,16 @@ def test_a_disturbed_run_says_so_first() -> None:
     quiet = row("W1", OURS, 0.1)
     assert report.disturbed([quiet]) is None
     assert "disturbed" in str(report.disturbed([dataclasses.replace(quiet, cpu_others_ratio=0.4)]))
+    late = dataclasses.replace(quiet, late_p99_s=0.5)
+    assert "in 1 of 2 cells one request in a hundred was sent more than 20 ms late" in str(
+        report.disturbed([quiet, late])
+    )
+
+
+def test_the_page_says_how_to_measure_the_same_again() -> None:
+    assert _command(parse_arguments(["--resume", "--write-docs", "--out", "elsewhere.json"])) == "make bench-routing"
+    options = parse_arguments(["--workloads", "W1", "W9", "--seeds", "4", "--factor", "2", "--report-only"])
+    assert _command(options) == 'make bench-routing BENCH_ARGS="--workloads W1 W9 --seeds 4 --factor 2"'
 
 
 def test_the_chart_is_drawn_with_gaps_where_nothing_was_measured(tmp_path: Path) -> None:

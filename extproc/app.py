@@ -22,6 +22,7 @@ import grpc
 from aiohttp import web
 
 from extproc import __version__
+from extproc.admin import explain
 from extproc.admin import http as admin_http
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import status
@@ -186,7 +187,9 @@ class App:
 
     async def _start_admin(self) -> web.AppRunner:
         runner = web.AppRunner(
-            admin_http.application(self._registry, self.ready, self.status), access_log=None, handle_signals=False
+            admin_http.application(self._registry, self._answers(), max_body_bytes=self.settings.max_body_bytes),
+            access_log=None,
+            handle_signals=False,
         )
         await runner.setup()
         host, port = split_host_port(self.settings.admin.listen, lowest_port=0)
@@ -199,6 +202,14 @@ class App:
             ) from error
         self.admin_address = format_host(host, runner.addresses[0][1])
         return runner
+
+    def _answers(self) -> admin_http.Answers:
+        return admin_http.Answers(
+            ready=self.ready,
+            status=self.status,
+            explain=lambda request: explain.explanation(self.router, request, self._clock()),
+            decisions=lambda limit: explain.decisions(self.router, limit, self._clock()),
+        )
 
     def _announce(self) -> None:
         tls = self.settings.grpc.tls

@@ -1,26 +1,41 @@
-"""The admin HTTP server: /metrics, /healthz, /readyz, /status."""
+"""The admin HTTP server: /metrics, /healthz, /readyz, /status, /explain, /decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from extproc.admin.explain import UnknownPoolError, request_of
+from extproc.request import RawRequest
+
 INDEX = """extproc admin
-  /status    what the service knows and does, as JSON
-  /metrics   for Prometheus
-  /healthz   200 while the process runs
-  /readyz    200 while Envoy may send requests here, else 503
+  /status     what the service knows and does, as JSON
+  /explain    POST a request's body: where it would go now, and why; ?path=/v1/chat/completions&pool=...
+  /decisions  a sample of the last picks, why they were made and how they ended; ?limit=20
+  /metrics    for Prometheus
+  /healthz    200 while the process runs
+  /readyz     200 while Envoy may send requests here, else 503
 """
+DECISIONS_SHOWN = 20
 
 
-def application(
-    registry: CollectorRegistry, ready: Callable[[], bool], status: Callable[[], dict[str, Any]]
-) -> web.Application:
-    """The routes over three questions. It changes nothing, so it needs no login; it listens on loopback by default."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the pages ask of the service."""
+
+    ready: Callable[[], bool]
+    status: Callable[[], Mapping[str, Any]]
+    explain: Callable[[RawRequest], Mapping[str, Any]]  # raises UnknownPoolError
+    decisions: Callable[[int], list[dict[str, Any]]]  # the newest so many
+
+
+def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes: int) -> web.Application:
+    """The routes. They change nothing, so they need no login; it listens on loopback by default."""
 
     async def index(_request: web.Request) -> web.Response:
         return web.Response(text=INDEX)
@@ -33,12 +48,28 @@ def application(
         return web.Response(text="ok\n")
 
     async def readyz(_request: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not ready\n")
+        return web.Response(text="ready\n") if answers.ready() else web.Response(status=503, text="not ready\n")
 
     async def show_status(_request: web.Request) -> web.Response:
-        return web.json_response(status())
+        return web.json_response(answers.status())
 
-    app = web.Application()
+    async def explain(request: web.Request) -> web.Response:
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return _mistake(413, f"the body is larger than max_body_bytes, {max_body_bytes:,}")
+        try:
+            return web.json_response(answers.explain(request_of(request.headers, request.query, body)))
+        except UnknownPoolError as error:
+            return _mistake(404, str(error))
+
+    async def decisions(request: web.Request) -> web.Response:
+        limit = request.query.get("limit", str(DECISIONS_SHOWN))
+        if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
+            return _mistake(400, "limit must be a whole number, as in /decisions?limit=20")
+        return web.json_response(answers.decisions(int(limit)))
+
+    app = web.Application(client_max_size=max_body_bytes)
     app.add_routes(
         [
             web.get("/", index),
@@ -46,6 +77,13 @@ def application(
             web.get("/healthz", healthz),
             web.get("/readyz", readyz),
             web.get("/status", show_status),
+            web.post("/explain", explain),
+            web.get("/decisions", decisions),
         ]
     )
     return app
+
+
+def _mistake(status: int, message: str) -> web.Response:
+    """The asker's."""
+    return web.json_response({"error": message}, status=status)

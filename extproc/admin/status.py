@@ -44,7 +44,7 @@ def status(
             "without_pick": ledger.unpicked,
             "in_flight": ledger.open_count,
         },
-        "recent": [_recent(r, now) for r in reversed(list(ledger.recent)[-RECENT_SHOWN:])],
+        "recent": [recent(r, now) for r in reversed(list(ledger.recent)[-RECENT_SHOWN:])],
     }
 
 
@@ -82,7 +82,8 @@ def _endpoint(member: Member, now: float) -> dict[str, Any]:
     }
 
 
-def _recent(reservation: Reservation, now: float) -> dict[str, Any]:
+def recent(reservation: Reservation, now: float) -> dict[str, Any]:
+    """One pick, and how it ended."""
     completion = reservation.completion
     ended_s = reservation.ended_at_s
     return {

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.admin import http
+from extproc.admin import explain, http
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import RECENT_SHOWN, status
 from extproc.endpoint import Address
@@ -173,7 +173,13 @@ async def pages() -> AsyncIterator[tuple[dict[str, bool], TestClient[Any, Any]]]
     state = {"ready": True}
     fleet = sampled_router(1)
     collector = RouterCollector(fleet, lambda: COUNTS, lambda: ([("+Inf", 0.0)], 0.0), lambda: True, lambda: NOW)
-    app = http.application(registry(collector), lambda: state["ready"], lambda: shown(fleet))
+    answers = http.Answers(
+        ready=lambda: state["ready"],
+        status=lambda: shown(fleet),
+        explain=lambda request: explain.explanation(fleet, request, NOW),
+        decisions=lambda limit: explain.decisions(fleet, limit, NOW),
+    )
+    app = http.application(registry(collector), answers, max_body_bytes=10_000)
     async with TestClient(TestServer(app)) as client:
         yield state, client
 

@@ -1,0 +1,53 @@
+"""Where would this request go, and why did those go where they went? As JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from extproc.admin.status import recent
+from extproc.explanation import Explanation
+from extproc.request import RawRequest
+from extproc.router import Router
+
+DEFAULT_PATH = "/v1/chat/completions"
+_DIGITS = 4  # of seconds, ratios and tokens: 0.1 ms
+
+
+class UnknownPoolError(LookupError):
+    """A pool of that name is not configured. The message names those that are."""
+
+
+def explanation(router: Router, request: RawRequest, now: float) -> dict[str, Any]:
+    """Explain where the request would go now; nothing is done.
+
+    Raises:
+        UnknownPoolError: unlike a request, which the default pool would get, a question that is mistyped is a mistake.
+    """
+    if request.pool is not None and request.pool not in router.plans:
+        raise UnknownPoolError(f'no pool "{request.pool}"; there are: {", ".join(router.plans)}')
+    return as_json(router.explain(request, now))
+
+
+def request_of(headers: Mapping[str, str], query: Mapping[str, str], body: bytes) -> RawRequest:
+    """The request that a question is about: its body and headers are the question's own."""
+    # The HTTP server has undone the compression already.
+    named = {name.lower(): value for name, value in headers.items() if name.lower() != "content-encoding"}
+    return RawRequest("POST", query.get("path", DEFAULT_PATH), named, body, query.get("pool"))
+
+
+def decisions(router: Router, limit: int, now: float) -> list[dict[str, Any]]:
+    """The decision log, the newest first: picks, how they ended, and why they were made. Ages are in seconds."""
+    newest = list(router.decisions)[: -limit - 1 : -1] if limit > 0 else []
+    return [recent(each.reservation, now) | {"explanation": as_json(each.explanation)} for each in newest]
+
+
+def as_json(explained: Explanation) -> dict[str, Any]:
+    """Null means unknown, or that it played no part; never zero."""
+    document = asdict(explained)
+    for row in document["endpoints"]:
+        for name, value in row.items():
+            if isinstance(value, float):
+                row[name] = round(value, _DIGITS)
+    return document

@@ -256,6 +256,6 @@ def disturbed(rows: Sequence[Row]) -> str | None:
         return None
     return (
         f"> **This run was disturbed:** other processes took {others:.0%} of the machine's CPU in the median cell, and"
-        f" in {late} of {len(rows)} cells one request in a hundred was sent more than {LATE_S * 1000:g} ms late. Times of"
-        " tens of milliseconds are not to be relied on; run it again on a quiet machine, or with --factor 2."
+        f" in {late} of {len(rows)} cells one request in a hundred was sent more than {LATE_S * 1000:g} ms late."
+        " Times of tens of milliseconds are not to be relied on; run it again on a quiet machine, or with --factor 2."
     )

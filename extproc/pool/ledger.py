@@ -9,7 +9,7 @@ has left or reports no load.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 from extproc.decision import Completion, Outcome, RejectionReason
@@ -37,7 +37,7 @@ class Ledger:
         self.unpicked = 0  # requests that Envoy routed without a pick of ours
         self._by_id: dict[str, Reservation] = {}
         self._waiting_for_log: deque[Reservation] = deque()  # by time of their end
-        self._detached: deque[Reservation] = deque()  # about by time of their pick; some have ended since
+        self._detached: OrderedDict[Reservation, None] = OrderedDict()  # open ones, about by time of their pick
 
     @property
     def open_count(self) -> int:
@@ -60,7 +60,8 @@ class Ledger:
         reservation = self._by_id.get(pick_id)
         if reservation is not None:
             reservation.detached = True
-            self._detached.append(reservation)
+            if reservation.open:
+                self._detached[reservation] = None
 
     def presume_ended(self, reservations: Iterable[Reservation], now: float) -> None:
         """A sample shows that these are over (see `Member.observe`)."""
@@ -94,11 +95,13 @@ class Ledger:
     def _close(self, reservation: Reservation, outcome: Outcome, now: float) -> None:
         if reservation.close(outcome, now):
             self._waiting_for_log.append(reservation)
+            if reservation.detached:
+                self._detached.pop(reservation, None)
 
     def _forget_old(self, now: float) -> None:
         detached = self._detached
-        while detached and (not detached[0].open or detached[0].picked_at_s < now - DETACHED_MAX_S):
-            self._close(detached.popleft(), Outcome.UNKNOWN, now)
+        while detached and (oldest := next(iter(detached))).picked_at_s < now - DETACHED_MAX_S:
+            self._close(oldest, Outcome.UNKNOWN, now)
         waiting = self._waiting_for_log
         while waiting and (waiting[0].ended_at_s or 0.0) < now - LOG_WAIT_S:
             reservation = waiting.popleft()

@@ -190,6 +190,6 @@ class PrefillQueue:
 
 def _mean_prompt(sample: LoadSample) -> float:
     """Tokens in a prompt of that server, on average since its start; 0 when its page does not tell."""
-    if sample.prompt_tokens is None or sample.ttft is None or not sample.ttft.count:
+    if sample.prompt_tokens is None or sample.ttft is None or sample.ttft.count < 1.0:
         return 0.0
     return sample.prompt_tokens / sample.ttft.count

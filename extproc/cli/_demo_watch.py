@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from extproc.app import App
-from extproc.cli._demo_why import reason
 from extproc.decision import Decision, Pick
+from extproc.placement import Placed
 from extproc.pool.member import Member
 from extproc.request import RawRequest
+from extproc.router import Considered
+from extproc.why import why
 
 _KEPT = 20_000  # picks; a demo makes some hundred
 
@@ -44,7 +46,7 @@ class Watch:
             considered = router.consider(request, now)
             decision = route(request, now)
             if isinstance(decision, Pick) and considered.placed is not None:
-                self._note(request, decision, considered.candidates, considered.placed.load_costs)
+                self._note(request, decision, considered, considered.placed)
             return decision
 
         router.route = watched  # type: ignore[method-assign]  # the demo only: a pick's reason is not kept by the router
@@ -67,11 +69,9 @@ class Watch:
                 return member
         raise KeyError(address)
 
-    def _note(
-        self, request: RawRequest, pick: Pick, candidates: Sequence[Member], costs: Sequence[tuple[float, ...]]
-    ) -> None:
+    def _note(self, request: RawRequest, pick: Pick, considered: Considered, placed: Placed) -> None:
         address = str(pick.address)
-        index = next(i for i, candidate in enumerate(candidates) if candidate.address == pick.address)
-        others = [cost for i, cost in enumerate(costs) if i != index]
-        self.picks.append(Seen(time.time(), request.path, address, pick.destination, reason(costs[index], others)))
+        chosen = next(i for i, each in enumerate(considered.candidates) if each.address == pick.address)
+        reason = why(placed, considered.plan.profile, considered.candidates, chosen)
+        self.picks.append(Seen(time.time(), request.path, address, pick.destination, reason))
         self.got[address] += 1

@@ -9,6 +9,7 @@ import typer
 from extproc import __version__
 from extproc.cli.check import check
 from extproc.cli.demo import demo
+from extproc.cli.explain import explain
 from extproc.cli.serve import serve
 from extproc.cli.simulate import simulate
 from extproc.cli.up import up
@@ -43,6 +44,7 @@ app.command("demo")(demo)
 app.command("up")(up)
 app.command("check")(check)
 app.command("serve")(serve)
+app.command("explain")(explain)
 app.command("vllm-sim")(vllm_sim)
 app.command("simulate")(simulate)
 

@@ -1,0 +1,168 @@
+"""`extproc explain`: where would a running service send this request, and why?
+
+Exit status: 0 when a server would be picked, 1 when none can be, 2 when the question could not be asked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import ProxyHandler, Request, build_opener
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_SHOWN = 20  # servers in the table, unless all are asked for
+_WIDE = 160  # columns, where the output is no terminal
+_TIMEOUT_S = 30.0
+_NOT_SENT = frozenset(
+    {"content-length", "host", "transfer-encoding", "connection"}
+)  # about the question's own transfer
+
+
+def explain(
+    body_file: Annotated[str, typer.Argument(metavar="BODY_FILE", help="The request's body; - reads standard input.")],
+    path: Annotated[str, typer.Option(help="The request's path.")] = "/v1/chat/completions",
+    pool: Annotated[str | None, typer.Option(help="The pool it is for. Default: the default pool.")] = None,
+    admin: Annotated[
+        str, typer.Option(help="The running service's admin address (admin.listen).")
+    ] = "http://127.0.0.1:9003",
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:VALUE", help="A header of the request; may be repeated.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help=f"Show all servers, not only {_SHOWN}.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print what the service answered.")] = False,
+) -> None:
+    """Ask a running service where a request would go now, and why. Nothing is sent to any server."""
+    headers = _headers(header or [])
+    query = {"path": path} | ({} if pool is None else {"pool": pool})
+    answer = _ask(f"{_base(admin)}/explain?{urlencode(query, quote_via=quote)}", _read(body_file), headers)
+    if json_:
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    else:
+        _print(answer, None if all_ else _SHOWN)
+    raise typer.Exit(0 if answer["chosen"] is not None else 1)
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    for each in given:
+        name, colon, value = each.partition(":")
+        name = name.strip().lower()
+        if not colon or not name or not each.isprintable() or not each.isascii():
+            raise typer.BadParameter(f'"{each}": write NAME:VALUE, as in x-session-id:42', param_hint="--header")
+        if name not in _NOT_SENT:
+            headers[name] = value.strip()
+    return headers
+
+
+def _base(admin: str) -> str:
+    url = admin if "://" in admin else f"http://{admin}"
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f'"{admin}": write http://host:port', param_hint="--admin")
+    return url.rstrip("/")
+
+
+def _read(body_file: str) -> bytes:
+    if body_file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(body_file).read_bytes()
+    except OSError as error:
+        _fail(f"cannot read {body_file}: {error.strerror}")
+
+
+def _ask(url: str, body: bytes, headers: Mapping[str, str]) -> Any:
+    service = url.partition("/explain")[0]
+    question = Request(url, data=body, headers=dict(headers), method="POST")
+    try:
+        with build_opener(ProxyHandler({})).open(question, timeout=_TIMEOUT_S) as response:
+            return json.load(response)
+    except HTTPError as error:
+        with error:
+            _fail(f"{service} refused the question ({error.code}): {_reason(error)}")
+    except (URLError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        _fail(
+            f"no service at {service} ({getattr(reason, 'strerror', None) or reason});"
+            " is it running, and is that its admin.listen? Name another with --admin http://host:port"
+        )
+    except ValueError:
+        _fail(f"what answers at {service} is not this service's admin port; name that with --admin http://host:port")
+
+
+def _reason(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return "that is not this service's admin port, or an older version of it"
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]extproc explain:[/] {escape(message)}")
+    raise typer.Exit(2)
+
+
+def _print(answer: Mapping[str, Any], most: int | None) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    by = f", decided by {answer['by'].replace('_', ' ')}" if answer["by"] else ""
+    console.print(f"pool {escape(answer['pool'])}, profile {escape(answer['profile'])}{by}")
+    console.print(_understood(answer["request"]))
+    rows = answer["endpoints"][:most]
+    if rows:
+        console.print(_table(rows))
+    left_out = answer["left_out"] + len(answer["endpoints"]) - len(rows)
+    if left_out:
+        console.print(f"and {left_out} more servers (--all shows them)")
+    console.print(f"[bold]{escape(answer['why'])}[/]", soft_wrap=True)
+
+
+def _understood(request: Mapping[str, Any] | None) -> str:
+    if request is None:
+        return "the body was not looked at"
+    model = "no model named" if request["model"] is None else f"model {request['model']}"
+    key = "a session key" if request["session_key"] else "no session key"
+    prompt = f"no prompt ({request['no_prompt']})"
+    if request["no_prompt"] is None:
+        prompt = f"about {request['prompt_tokens']:,} prompt tokens in {request['blocks']:,} full blocks"
+    return escape(f"{request['kind']}, {model}, {prompt}, {key}")
+
+
+# Heading and how a server's figure is written; a column of which nothing is known is left out.
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "held_tokens": ("held\ntokens", "{:,.0f}"),
+    "held_blocks": ("held\nblocks", "{:,}"),
+    "uncached_tokens": ("uncached\ntokens", "{:,.0f}"),
+    "owed_tokens": ("owed\ntokens", "{:,.0f}"),
+    "prefill_tokens_per_s": ("prefill\ntokens/s", "{:,.0f}"),
+    "prefill_s": ("prefill\ns", "{:.3f}"),
+    "kv_wait_s": ("KV wait\ns", "{:.3f}"),
+    "load_s": ("load\ns", "{:.3f}"),
+    "expected_s": ("sum\ns", "{:.3f}"),
+    "in_flight": ("in\nflight", "{}"),
+    "waiting": ("waiting", "{:g}"),
+    "kv_usage_ratio": ("KV", "{:.1%}"),
+}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", justify="right")
+    table.add_column("endpoint", no_wrap=True)
+    names = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
+    for name in names:
+        table.add_column(_COLUMNS[name][0], justify="right", vertical="bottom")
+    table.add_column("state")
+    for row in rows:
+        figures = ["-" if row[name] is None else _COLUMNS[name][1].format(row[name]) for name in names]
+        state = row["dropped"] or row["state"]
+        style = "bold" if row["rank"] == 1 else "dim" if row["dropped"] else ""
+        table.add_row("" if row["rank"] is None else str(row["rank"]), row["address"], *figures, state, style=style)
+    return table

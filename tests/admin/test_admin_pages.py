@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -209,9 +210,73 @@ async def test_the_status_is_json_and_the_index_lists_the_pages(
     answer = await client.get("/status")
     assert (await answer.json())["version"] == "1.2.3"
     index = await (await client.get("/")).text()
-    for page in ("/status", "/metrics", "/healthz", "/readyz"):
+    for page in ("/status", "/metrics", "/healthz", "/readyz", "/decisions"):
         assert page in index
         assert (await client.get(page)).status == 200
+
+
+async def test_a_posted_body_is_explained_and_nothing_is_done(
+    pages: tuple[dict[str, bool], TestClient[Any, Any]],
+) -> None:
+    _, client = pages
+    before = await (await client.get("/status")).json()
+    answer = await client.post("/explain", params={"path": "/v1/completions"}, json={"model": "m", "prompt": "hi"})
+    assert answer.status == 200
+    explained = await answer.json()
+    assert (explained["profile"], explained["chosen"]) == ("least-loaded", "10.0.0.1:8000")
+    assert explained["why"] == "10.0.0.1:8000: the only one that can be used"
+    assert [each["rank"] for each in explained["endpoints"]] == [1]
+    assert await (await client.get("/status")).json() == before
+    assert await (await client.get("/decisions")).json() == []
+
+
+@pytest.mark.parametrize(
+    ("params", "size", "status", "words"),
+    [({"pool": "x"}, 1, 404, 'no pool "x"'), ({}, 10_001, 413, "larger than max_body_bytes")],
+)
+async def test_a_question_that_is_a_mistake_is_told_why(
+    pages: tuple[dict[str, bool], TestClient[Any, Any]], params: dict[str, str], size: int, status: int, words: str
+) -> None:
+    _, client = pages
+    answer = await client.post("/explain", params=params, data=b"x" * size)
+    assert answer.status == status
+    assert words in (await answer.json())["error"]
+
+
+async def test_a_compressed_body_is_bounded_by_what_it_unpacks_to(
+    pages: tuple[dict[str, bool], TestClient[Any, Any]],
+) -> None:
+    _, client = pages
+    answer = await client.post("/explain", data=gzip.compress(bytes(10_001)), headers={"Content-Encoding": "gzip"})
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize("limit", ["-1", "x", "", "1e3"])
+async def test_a_limit_that_is_no_number_is_refused(
+    pages: tuple[dict[str, bool], TestClient[Any, Any]], limit: str
+) -> None:
+    _, client = pages
+    answer = await client.get("/decisions", params={"limit": limit})
+    assert answer.status == 400
+    assert "limit=20" in (await answer.json())["error"]
+
+
+def test_the_decision_log_tells_the_outcome_and_the_reason_the_newest_first() -> None:
+    fleet = sampled_router(2)
+    first = route(fleet, 0.5)
+    fleet.complete(ended(first, status=500), 1.5)
+    second = route(fleet, 1.0)
+    log = explain.decisions(fleet, 10, NOW)
+    assert [each["picked"] for each in log] == [str(second.address), str(first.address)]
+    assert [(each["outcome"], each["status"], each["duration_s"]) for each in log] == [
+        ("in_flight", None, None),
+        ("failed", 500, 1.0),
+    ]
+    for each in log:
+        assert each["explanation"]["why"].startswith(each["picked"])
+        assert len(each["explanation"]["endpoints"]) == 2
+    assert explain.decisions(fleet, 1, NOW) == log[:1]
+    assert explain.decisions(fleet, 0, NOW) == []
 
 
 async def test_the_admin_pages_change_nothing(pages: tuple[dict[str, bool], TestClient[Any, Any]]) -> None:

@@ -137,7 +137,7 @@ class Soak:
                 began = time.perf_counter()
 
     def finish(self) -> list[str]:
-        """Let everything end. What is wrong then, in words; nothing is right."""
+        """Let everything end. What is wrong then, in words; nothing is right. It cannot run on after that."""
         self._until(self.now + 600.0)
         for wait_s in (DETACHED_MAX_S, LOG_WAIT_S):
             self.now += wait_s + 1.0

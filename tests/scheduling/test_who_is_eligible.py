@@ -56,6 +56,17 @@ def test_when_all_look_bad_all_are_used_and_it_is_called_panic() -> None:
     assert (numbers(found), found.panic) == ([1, 2], True)
 
 
+def test_in_panic_a_server_that_answers_with_errors_is_used_last() -> None:
+    """case e15: all metrics pages are out of reach, and the one that fails fast must not attract everything."""
+    fleet = reached(pool(3), 1, 2, 3)
+    for server in fleet.members:
+        for _ in range(2):
+            server.health.scrape_failed("refused", 1.0, answered=False, refused=True)
+    break_(fleet.member(address(2)), 1.0)
+    found = eligible(fleet.members, 1.0)
+    assert (numbers(found), found.panic) == ([1, 3], True)
+
+
 def test_panic_never_uses_a_drained_server() -> None:
     fleet = reached(pool(2), 1, 2)
     fleet.set_endpoints([endpoint(1, drained=True), endpoint(2)])

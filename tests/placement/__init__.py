@@ -1,0 +1,1 @@
+"""Tests of extproc.placement, through the router."""

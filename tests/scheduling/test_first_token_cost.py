@@ -1,0 +1,201 @@
+"""The expected time to first token as a cost, and who ties with the cheapest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.decision import Pick
+from extproc.endpoint import Endpoint
+from extproc.pool.member import KV_FULL_WAIT_S, KV_TIGHT_RATIO, SETTLE_S, Member, kv_wait_s
+from extproc.pool.reservation import Reservation
+from extproc.pool.sample import LoadSample
+from extproc.scheduling.costs import LOAD_OF_BEGINNING_S, LOAD_OF_SESSION_S, LOAD_S, first_token_s
+from extproc.scheduling.pickers import TIE_RATIO, TIE_S, cheapest_s
+from extproc.scheduling.work import UNKNOWN, Work
+from tests.support.fleet import STALE_AFTER_S, address, sample
+
+NOW = 1.0
+STALE = NOW - STALE_AFTER_S - 1
+
+
+def servers(*samples: LoadSample | None, weights: dict[int, float] | None = None) -> list[Member]:
+    made = []
+    for number, each in enumerate(samples):
+        member = Member(
+            Endpoint(address(number + 1), weight=(weights or {}).get(number, 1.0)), stale_after_s=STALE_AFTER_S
+        )
+        member.slot = number
+        if each is not None:
+            member.observe(each)
+        made.append(member)
+    return made
+
+
+def busy(member: Member, requests: int, tokens: float = 0.0) -> None:
+    """So many requests of so many uncached tokens each are sent there now."""
+    for _ in range(requests):
+        Reservation(Pick("id", member.address, (), ""), member, "p", "", NOW, tokens)
+
+
+def test_it_is_tokens_owed_and_uncached_over_the_rate() -> None:
+    one, other = servers(sample(NOW), sample(NOW))
+    one.prefill.expect(1000.0)
+    other.prefill.expect(4000.0)
+    other.prefill.add(6000.0, NOW)
+    costs = first_token_s([one, other], Work(5000.0, {0: 3000.0, 1: 1000.0}), NOW)
+    assert costs == [pytest.approx(2.0), pytest.approx(2.5)]
+
+
+def test_holding_more_than_the_prompt_saves_no_more_than_the_prompt() -> None:
+    assert first_token_s(servers(sample(NOW)), Work(1000.0, {0: 5000.0}), NOW) == [0.0]
+
+
+def test_a_prompt_that_is_held_meets_load_as_it_is_and_a_beginning_weighs_it_more() -> None:
+    [server] = servers(sample(NOW))
+    busy(server, 10)
+    own_s = 1000 / server.prefill.rate
+    held = first_token_s([server], Work(1000.0, {0: 500.0}, in_session=True), NOW)
+    begun = first_token_s([server], Work(1000.0, {0: 499.0}, in_session=True), NOW)
+    alone = first_token_s([server], Work(1000.0, {}, in_session=False), NOW)
+    assert held == [pytest.approx(own_s / 2 + 10 * LOAD_S)]
+    assert begun == [pytest.approx(501 / server.prefill.rate + 10 * LOAD_OF_SESSION_S)]
+    assert alone == [pytest.approx(own_s + 10 * LOAD_OF_BEGINNING_S)]
+
+
+def test_an_unknown_prompt_is_no_beginning() -> None:
+    assert not UNKNOWN.begins_something
+    [server] = servers(sample(NOW))
+    busy(server, 1)
+    assert first_token_s([server], UNKNOWN, NOW) == [pytest.approx(LOAD_S)]
+
+
+def test_load_counts_by_weight() -> None:
+    one, two = servers(sample(NOW), sample(NOW), weights={1: 2.0})
+    busy(one, 4)
+    busy(two, 8)
+    assert len(set(first_token_s([one, two], UNKNOWN, NOW))) == 1
+
+
+def test_requests_of_others_count_while_the_sample_is_fresh() -> None:
+    fresh, stale = servers(sample(NOW, running=30.0, waiting=2.0), sample(STALE, running=30.0, waiting=2.0))
+    assert first_token_s([fresh, stale], UNKNOWN, NOW) == [pytest.approx(32 * LOAD_S), 0.0]
+
+
+def test_what_the_sample_has_seen_of_ours_is_not_counted_twice() -> None:
+    """case e02"""
+    [server] = servers(sample(NOW))
+    busy(server, 8)
+    server.observe(sample(NOW + SETTLE_S, running=8.0))
+    assert first_token_s([server], UNKNOWN, NOW + SETTLE_S) == [pytest.approx(8 * LOAD_S)]
+
+
+def test_an_unknown_wait_for_blocks_is_the_mean_of_the_known_ones_not_none() -> None:
+    full, idle, unknown = servers(sample(NOW, kv=1.0), sample(NOW, kv=0.0), None)
+    assert first_token_s([full, idle, unknown], UNKNOWN, NOW) == [KV_FULL_WAIT_S, 0.0, KV_FULL_WAIT_S / 2]
+
+
+def test_nothing_known_of_anybody_is_no_obstacle() -> None:
+    """case d10"""
+    assert first_token_s(servers(None, None), Work(800.0), NOW) == [0.1, 0.1]
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+@settings(deadline=None)
+def test_the_wait_for_blocks_grows_with_usage(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert 0 <= kv_wait_s(low) <= kv_wait_s(high) <= KV_FULL_WAIT_S * (1 + 1e-9)
+    assert kv_wait_s(min(low, KV_TIGHT_RATIO)) == 0 == kv_wait_s(None)
+
+
+AMOUNT = st.integers(0, 40).map(float)
+SAMPLE = st.builds(
+    lambda at_s, waiting, running, kv: sample(at_s, waiting=waiting, running=running, kv=kv),
+    st.sampled_from([NOW, STALE]),
+    st.one_of(st.none(), AMOUNT),
+    st.one_of(st.none(), AMOUNT),
+    st.one_of(st.none(), st.floats(0, 1)),
+)
+SERVERS = st.lists(
+    st.tuples(st.one_of(st.none(), SAMPLE), st.integers(0, 5), st.sampled_from([0.0, 100.0, 5000.0])),
+    min_size=2,
+    max_size=5,
+)
+WORK = st.builds(
+    Work,
+    st.sampled_from([0.0, 100.0, 6000.0]),
+    st.dictionaries(st.integers(0, 4), st.sampled_from([64.0, 5000.0])),
+    st.booleans(),
+)
+
+
+@given(SERVERS, WORK, st.data())
+@settings(deadline=None)
+def test_more_load_never_makes_a_server_more_attractive(
+    state: list[tuple[LoadSample | None, int, float]], work: Work, data: st.DataObject
+) -> None:
+    """A pick, more waiting or running requests, a fuller cache: it is picked by no draw that did not pick it before"""
+
+    def build() -> list[Member]:
+        made = servers(*(each for each, _, _ in state))
+        for member, (_, requests, tokens) in zip(made, state, strict=True):
+            busy(member, requests, tokens)
+        return made
+
+    def first(of: list[Member], seed: int) -> tuple[int, list[float]]:
+        costs = first_token_s(of, work, NOW)
+        return cheapest_s(costs, [each.in_flight for each in of], 1, Random(seed))[0], costs
+
+    which = data.draw(st.integers(0, len(state) - 1))
+    seed = data.draw(st.integers(0, 3))
+    before, costs_before = first(build(), seed)
+    old = state[which][0]
+    more = data.draw(st.sampled_from(["pick", "waiting", "running", "kv"]))
+    if more != "pick" and old is not None:
+        told = {"waiting": old.waiting, "running": old.running, "kv": old.kv_usage_ratio}
+        if told[more] is not None:
+            told[more] = min(1.0, told[more] + 0.1) if more == "kv" else told[more] + 3  # type: ignore[operator]
+        state[which] = (sample(old.taken_at_s, **told), *state[which][1:])
+    loaded = build()
+    if more == "pick":
+        busy(loaded[which], 1, 500.0)
+    after, costs_after = first(loaded, seed)
+    assert costs_after[which] >= costs_before[which] - 1e-12
+    if before != which:
+        ties = sum(cost <= min(costs_after) + max(TIE_S, TIE_RATIO * min(costs_after)) for cost in costs_after)
+        assert after != which or ties > 1
+
+
+COSTS = st.lists(st.floats(0, 10), max_size=30)
+
+
+@given(COSTS, st.integers(1, 8), st.integers(0, 5), st.data())
+@settings(deadline=None)
+def test_the_first_is_the_least_loaded_of_those_that_tie_and_nobody_comes_twice(
+    costs: list[float], count: int, seed: int, data: st.DataObject
+) -> None:
+    loads = data.draw(st.lists(st.integers(0, 3).map(float), min_size=len(costs), max_size=len(costs)))
+    order = cheapest_s(costs, loads, count, Random(seed))
+    assert order == cheapest_s(costs, loads, count, Random(seed)), "the same seed makes the same choice"
+    assert len(order) == len(set(order)) == min(count, len(costs))
+    if not costs:
+        return
+    limit = min(costs) + max(TIE_S, TIE_RATIO * min(costs))
+    tied = [i for i, cost in enumerate(costs) if cost <= limit]
+    head = order[: len(tied)]
+    assert set(head) <= set(tied)
+    assert [loads[i] for i in head] == sorted(loads[i] for i in tied)[: len(head)]
+    rest = order[len(tied) :]
+    assert [costs[i] for i in rest] == sorted(cost for cost in costs if cost > limit)[: len(rest)]
+
+
+def test_of_equals_none_is_favoured() -> None:
+    """4,000 fair draws among 4 lie within 5 standard deviations (27 each) of 1,000; the seed fixes them anyway"""
+    rng = Random(7)
+    first = Counter(cheapest_s([9.0, 0.1, 0.1, 0.1, 0.1], [0.0] * 5, 2, rng)[0] for _ in range(4_000))
+    assert set(first) == {1, 2, 3, 4}
+    assert all(abs(times - 1_000) < 137 for times in first.values())

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -173,17 +173,21 @@ class Stack:
         folder: Path,
         *,
         shape: str = "A",
-        servers: int = 3,
+        servers: int | Sequence[int] = 3,
         change: Callable[[Json], None] = lambda config: None,
         service: str = "in process",
         quick: bool = True,
         concurrency: int = 1,
         await_ready: bool = True,
+        await_used: bool = True,
     ) -> None:
-        """`change` edits the configuration (after the ports are set); `service`: `in process`, `process`, `weighed`
-        or `none`; `await_ready`: wait for every server to be ready, else only for an answer of the service."""
+        """`servers`: how many to start, or the ports of some that run; `change` edits the configuration (after the
+        ports are set); `service`: `in process`, `process`, `weighed` or `none`; `await_ready`: wait for every server
+        to be ready, else only for an answer of the service; `await_used`: wait for Envoy to hold the service for
+        healthy."""
         self.shape = shape
-        self.upstreams = [Upstream() for _ in range(servers)]
+        self.upstreams = [Upstream() for _ in range(servers)] if isinstance(servers, int) else []
+        self.ports = [] if isinstance(servers, int) else list(servers)  # of the pool's servers
         self.config: Json = envoy_config.shipped(shape)
         self.service: InProcess | Subprocess | None = None
         self.log: list[str] = []
@@ -195,6 +199,7 @@ class Stack:
         self._quick = quick
         self._concurrency = concurrency
         self._await_ready = await_ready
+        self._await_used = await_used
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
         self.envoy_admin = ""
@@ -206,6 +211,7 @@ class Stack:
             for upstream in self.upstreams:
                 stack.push_async_callback(upstream.stop)
                 await upstream.start()
+                self.ports.append(upstream.port)
             listener, admin, grpc, service_admin = (envoy_config.free_port() for _ in range(4))
             envoy_config.place(
                 self.config,
@@ -213,7 +219,7 @@ class Stack:
                 admin=admin,
                 grpc=grpc,
                 service_admin=service_admin,
-                servers=[upstream.port for upstream in self.upstreams],
+                servers=self.ports,
             )
             if self._quick:
                 block = envoy_config.settings_of(self.config)
@@ -244,7 +250,7 @@ class Stack:
             stack.push_async_callback(self._stop_envoy)
             await self.envoy.start()
             await eventually(self._envoy_is_up, "Envoy is up", timeout_s=30)
-            if self._kind != "none":
+            if self._kind != "none" and self._await_used:
                 await self.until_service_is_used(all_ready=self._await_ready)
             self._stack = stack.pop_all()
         return self

@@ -61,6 +61,7 @@ class PrefillQueue:
         "_queue",
         "_ttft_sum_s",
         "_updated_s",
+        "clear_at_s",
         "foreign",
         "rate",
     )
@@ -83,6 +84,7 @@ class PrefillQueue:
         """Set the prior, tokens/s: of its pool, where that is known. To be called before anything is measured."""
         self.rate = rate
         self._prior_s = PRIOR_TOKENS / rate
+        self._set_clear()
 
     def owed(self, now: float) -> float:
         """Prompt tokens to be computed before those of a request sent now."""
@@ -93,6 +95,7 @@ class PrefillQueue:
         """A request with so many tokens to compute is sent now."""
         self._settle(now)
         self._owed += tokens
+        self._set_clear()
         prefill = Prefill(tokens, self._owed + self.foreign, now)
         self._queue.append(prefill)
         self._open_tokens += tokens
@@ -108,6 +111,7 @@ class PrefillQueue:
             self._no_longer_open(prefill)
         self._settle(now)
         self._owed = min(self._owed, self._open_tokens)
+        self._set_clear()
         if self._ended > _MOST_ENDED and 2 * self._ended > len(self._queue):
             self._strike_off_ended(now)
 
@@ -128,6 +132,11 @@ class PrefillQueue:
         certain = sum([each.tokens for each in known[-waiting:]])
         self._owed = max(min(self._owed, self._open_tokens), certain)
         self.foreign = max(0, waiting - len(known)) * _mean_prompt(sample)
+        self._set_clear()
+
+    def _set_clear(self) -> None:
+        # When all that is owed is computed: what is left is (clear_at_s - now) x rate. Every pick reads it everywhere.
+        self.clear_at_s = self._updated_s + (self._owed + self.foreign) / self.rate
 
     def _pop(self) -> Prefill:
         """Take out the oldest: its prompt is computed, or nobody wants it any more."""

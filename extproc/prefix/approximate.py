@@ -36,6 +36,7 @@ _SHARDS = 64
 _SHARD_BITS = _SHARDS - 1
 # Clean-up and shrinking beside an insert: this many blocks, and as many again per new one.
 _UPKEEP_BLOCKS = 128
+_FEW_VICTIMS = 4  # looked at per insert
 _BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
 _FEW_BITS = 16  # are quicker taken one by one than byte by byte
 _MEMO_MASKS = 64
@@ -248,17 +249,24 @@ class ApproximateIndex:
         if self._leaving:
             self._clean_up(added + _UPKEEP_BLOCKS)
         while self._total > self._max_blocks:
-            self._give_way(self._total - self._max_blocks)
+            self._give_way(self._total - self._max_blocks, holding)
 
-    def _give_way(self, blocks: int) -> None:
-        """The leaving endpoints first. Without them some endpoint is above the equal share, or all would fit."""
+    def _give_way(self, blocks: int, growing: _Holding) -> None:
+        """The leaving endpoints first. Without them some endpoint is above the equal share, or all would fit.
+
+        A few are looked at for one above it, in turn, so that one that has grown too large and now rests is found some
+        day; then the one that grows.
+        """
         if self._leaving:
             self._clean_up(blocks)
             return
         share = self._max_blocks // len(self._holdings)
-        while len(self._next_victim[0].blocks) <= share:
-            self._next_victim.rotate(-1)
-        victim = self._next_victim[0]
+        in_turn = self._next_victim
+        few = _FEW_VICTIMS
+        while len(in_turn[0].blocks) <= share and (few or len(growing.blocks) <= share):
+            in_turn.rotate(-1)
+            few = max(0, few - 1)
+        victim = in_turn[0] if len(in_turn[0].blocks) > share else growing
         self._evicted += self._drop(victim, min(blocks, len(victim.blocks) - share))
 
     def _clean_up(self, blocks: int) -> None:

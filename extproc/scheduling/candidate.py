@@ -29,11 +29,12 @@ class Endpoint(Protocol):
 
 
 class Prefill(Protocol):
-    """Its account of prompt tokens."""
+    """Its account of prompt tokens: `rate` in tokens/s; `clear_at_s`, when it will have computed those it owes now."""
 
     @property
     def rate(self) -> float: ...
-    def owed(self, now: float) -> float: ...
+    @property
+    def clear_at_s(self) -> float: ...
 
 
 class Candidate(Protocol):

@@ -104,7 +104,9 @@ def first_token_s(
         if uncached < 0.0:
             uncached = 0.0
         prefill = candidate.prefill
-        prefill_s = (prefill.owed(now) + uncached) / prefill.rate
+        prefill_s = uncached / prefill.rate
+        if prefill.clear_at_s > now:
+            prefill_s += prefill.clear_at_s - now
         load_s = each_s * requests / candidate.endpoint.weight
         if terms is not None:
             terms.append(Terms(prefill_s, wait_s, load_s))

@@ -42,6 +42,7 @@ class Result:
 
     ttft_s: array[float]  # by request, in order of arrival
     served: tuple[int, ...]  # requests, by server
+    prompts: tuple[int, ...]  # prompt tokens of these, cached or not
     prompt_tokens: int
     cached_tokens: int  # of these, found in the engines' caches
     answer_tokens: int
@@ -106,6 +107,7 @@ class _Run:
         self._log: list[tuple[int, float]] = []  # requests ended, and how long they took
         self._left = len(arrivals)
         self._served = [0] * len(specs)
+        self._prompts = [0] * len(specs)
         self._cached_tokens = 0
         self._end_s = 0.0
 
@@ -123,7 +125,8 @@ class _Run:
         return Result(
             ttft_s=self._ttft_s,
             served=tuple(self._served),
-            prompt_tokens=sum(arrival.prompt_tokens for arrival in self._arrivals),
+            prompts=tuple(self._prompts),
+            prompt_tokens=sum(self._prompts),
             cached_tokens=self._cached_tokens,
             answer_tokens=sum(arrival.answer_tokens for arrival in self._arrivals),
             preemptions=sum(engine.stats.preemptions for engine in self._engines),
@@ -144,6 +147,7 @@ class _Run:
         self._hashes[number] = cut.engine_hashes
         self._server[number] = server
         self._served[server] += 1
+        self._prompts[server] += arrival.prompt_tokens
         self._put(now + HOP_S, self._reach, number)
         if number + 1 < len(self._arrivals):
             self._put(self._arrivals[number + 1].at_s + LEAD_S, self._arrive, number + 1)

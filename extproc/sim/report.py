@@ -38,6 +38,7 @@ class Cell:
     figures: Figures
     preemptions: int
     served: tuple[int, ...]  # requests, by server
+    prompts: tuple[int, ...]  # prompt tokens of these, cached or not
     ttft_s: Sequence[float]  # ascending
 
 
@@ -85,7 +86,9 @@ def cell_of(workload: str, policy: str, seed: int, result: Result) -> Cell:
         requests_per_s=len(ttft_s) / result.seconds,
     )
     servers = len(result.served)
-    return Cell(workload, policy, servers, seed, len(ttft_s), figures, result.preemptions, result.served, ttft_s)
+    return Cell(
+        workload, policy, servers, seed, len(ttft_s), figures, result.preemptions, result.served, result.prompts, ttft_s
+    )
 
 
 def mean_of(figures: Sequence[Figures]) -> Figures:
@@ -133,16 +136,16 @@ def as_record(cell: Cell) -> dict[str, object]:
         **asdict(cell.figures),
         "preemptions": cell.preemptions,
         "requests_by_server": list(cell.served),
+        "prompt_tokens_by_server": list(cell.prompts),
     }
 
 
 def as_csv(cells: Iterable[Cell]) -> str:
-    """A line a run, with a heading. Requests by server are left out."""
+    """A line a run, with a heading. What is told by server is left out."""
     out = io.StringIO()
     writer: csv.DictWriter[str] | None = None
     for cell in cells:
-        record = as_record(cell)
-        del record["requests_by_server"]
+        record = {name: value for name, value in as_record(cell).items() if not isinstance(value, list)}
         if writer is None:
             writer = csv.DictWriter(out, list(record), lineterminator="\n")
             writer.writeheader()

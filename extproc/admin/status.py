@@ -62,6 +62,8 @@ def _endpoint(member: Member, now: float) -> dict[str, Any]:
     return {
         "address": str(endpoint.address),
         "hostname": endpoint.hostname,
+        "weight": endpoint.weight,
+        "model": endpoint.model,
         "state": str(member.state(now)),
         "problem": health.problem(now),
         "last_scrape_error": health.last_error,
@@ -98,6 +100,9 @@ def recent(reservation: Reservation, now: float) -> dict[str, Any]:
         "served": str(completion.served) if completion and completion.served else None,
         "status": completion.status if completion else None,
         "attempts": completion.attempts if completion else None,
+        "first_byte_s": _round(completion.first_byte_s) if completion else None,
+        "envoy_duration_s": _round(completion.duration_s) if completion else None,
+        "details": completion.details if completion else "",
         "flags": list(completion.flags) if completion else [],
     }
 

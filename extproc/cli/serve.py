@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
+from extproc.cli._options import LogLevel
+
 
 def serve(
     envoy: Annotated[Path | None, typer.Option("--envoy", help="Envoy's own configuration (envoy.yaml).")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A configuration file of the service's own.")] = None,
     listen: Annotated[str | None, typer.Option(help="Overrides grpc.listen (host:port).")] = None,
     admin: Annotated[str | None, typer.Option(help="Overrides admin.listen (host:port).")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="How much is logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the service in front of the pools that FILE describes.
 

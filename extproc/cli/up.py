@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from extproc.cli._options import LogLevel
+
 log = logging.getLogger(__name__)
 
 
@@ -20,7 +22,7 @@ def up(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Worker threads of Envoy; default: one per core.")
     ] = None,
-    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="How much is logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the service and an Envoy in front of it, from one envoy.yaml, with one log.
 

@@ -126,7 +126,12 @@ def kind_of(tree: Node) -> Kind | None:
     """An Envoy bootstrap is told by its top-level keys; any other mapping is ours; a non-mapping is neither."""
     if not isinstance(tree.value, dict):
         return None
-    return "envoy" if _BOOTSTRAP & tree.value.keys() else "own"
+    # Both kinds may have `admin`: ours says where to listen, beside sections that no bootstrap has.
+    ours = tree.value.keys() & Settings.model_fields.keys() - {"admin"}
+    admin = tree.get("admin")
+    ours_by_admin = admin is not None and isinstance(admin.value, dict) and "listen" in admin.value
+    theirs = _BOOTSTRAP & tree.value.keys() - ({"admin"} if ours or ours_by_admin else set())
+    return "envoy" if theirs else "own"
 
 
 def _across(settings: Settings, tree: Node, kind: Kind) -> list[Finding]:

@@ -14,7 +14,8 @@ from extproc.endpoint import format_host
 
 OVERRIDE_HOST = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 METADATA = "extproc"  # the namespace in an endpoint's filter_metadata, and the key in node.metadata
-STATIC_TYPES = ("STATIC", "STRICT_DNS", "LOGICAL_DNS")
+_DNS_TYPES = ("STRICT_DNS", "LOGICAL_DNS")
+STATIC_TYPES = ("STATIC", *_DNS_TYPES)
 _OUT_OF_SERVICE = ("UNHEALTHY", "DRAINING", "TIMEOUT")
 
 
@@ -79,6 +80,10 @@ def _pool(cluster: Node, override: Node | None, findings: list[Finding]) -> Node
         )
     if listed is None or not discovered:
         out["endpoints"] = _endpoints(cluster, findings)
+    if kind is not None and kind.text in _DNS_TYPES:
+        family = cluster.get("dns_lookup_family") or kind
+        text = family.text.lower() if family is not kind and family.text else "auto"
+        out.setdefault("dns_family", Node(family.path, family.line, text))
     place = override if override is not None else cluster
     return Node(place.path, place.line, out)
 

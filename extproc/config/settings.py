@@ -118,7 +118,7 @@ class EndpointSettings(_Section):
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Share of traffic relative to its pool mates; 1 is normal."
     )
-    model: str | None = Field(None, description="Model it serves; unset: whatever the pool serves.")
+    model: str | None = Field(None, description="For people: shown in /status. It does not restrict what the server gets.")
     metrics_port: int | None = Field(None, ge=1, le=65535, description="Port of its metrics; unset: the serving port.")
     drained: bool = Field(False, description="true: it gets no new requests.")
 
@@ -137,6 +137,12 @@ class PoolSettings(_Section):
     )
     scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     scheduling: SchedulingSettings | None = Field(None, description="Overrides the top-level section for this pool.")
+    dns_family: Literal["auto", "v4_only", "v6_only", "v4_preferred", "all"] = Field(
+        "all",
+        description="Which addresses of a DNS name count, as Envoy's dns_lookup_family; auto: IPv6 if there is any,"
+        " else IPv4. In envoy.yaml it comes from the cluster. It must be what Envoy does, or picks name hosts that it"
+        " does not know.",
+    )
     dns_refresh_s: Seconds = Field(5.0, description="Time between two resolutions of the pool's DNS names.")
 
 

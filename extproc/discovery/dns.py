@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
 from extproc.config.settings import EndpointSettings, PoolSettings
 from extproc.discovery.source import EndpointSet, endpoint_set, literal_address
@@ -30,6 +30,22 @@ async def system_resolver(name: str) -> list[str]:
     """The A and AAAA records of a name, by the system's resolver. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in found if info[0] in (socket.AF_INET, socket.AF_INET6)]
+
+
+def of_family(addresses: Collection[str], family: str) -> Collection[str]:
+    """Those of the addresses that Envoy would use with this `dns_lookup_family`."""
+    v6 = [text for text in addresses if ":" in text]
+    v4 = [text for text in addresses if ":" not in text]
+    match family:
+        case "v4_only":
+            return v4
+        case "v6_only":
+            return v6
+        case "auto":
+            return v6 or v4
+        case "v4_preferred":
+            return v4 or v6
+    return addresses
 
 
 class DnsSource:
@@ -99,7 +115,7 @@ class DnsSource:
     async def _resolve(self, name: str) -> list[str]:
         # A link-local address comes with a zone id, which Envoy cannot route to.
         usable = {text for text in await self._resolver(name) if "%" not in text}
-        return sorted(usable, key=lambda text: (":" in text, text))
+        return sorted(of_family(usable, self._pool.dns_family), key=lambda text: (":" in text, text))
 
     def _addresses(self, entry: EndpointSettings) -> tuple[Address, ...]:
         host, port = split_host_port(entry.address)

@@ -120,6 +120,10 @@ class Health:
         failing = self._refused > 0 or self._first_failure_s is not None
         self.sound = self.reached and not (ejected or failing or self.asleep)
 
+    def answers_badly(self, now: float) -> bool:
+        """Whether its own answers speak against it, not only its metrics page: errors in a row, or it sleeps."""
+        return now < self.ejected_until_s or self.asleep
+
     def problem(self, now: float) -> str | None:
         """Why the server should get nothing now; None: it may."""
         if self._refused >= REFUSED_IN_A_ROW:

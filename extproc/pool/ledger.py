@@ -73,7 +73,8 @@ class Ledger:
         reservation = self._by_id.get(completion.pick_id) if completion.pick_id is not None else None
         if reservation is None:
             # A pick id we do not know is another process's, or was forgotten: not a request without a pick.
-            self.unpicked += completion.final and completion.pick_id is None
+            # One that no server served was answered by Envoy or by us.
+            self.unpicked += completion.final and completion.pick_id is None and completion.served is not None
             return None
         served = _find(completion, pools, reservation)
         if served is not None and served is not reservation.member:

@@ -29,6 +29,7 @@ BLOCK_BYTES = 256
 LADDER = ((256, 1), (512, 4), (512, 16))
 BLOCK_UNITS = tuple(units for count, units in LADDER for _ in range(count))  # by position in the chain
 MAX_BLOCKS = len(BLOCK_UNITS)
+_SHORT = 512  # characters of a name that is remembered: it is the client's text
 _UNITS_UP_TO = tuple(accumulate(BLOCK_UNITS, initial=0))
 
 
@@ -44,6 +45,17 @@ def blocks_within(units: int) -> int:
 
 def root_of(*, model: str | None, adapter: str | None, salt: str | None, block_bytes: int = BLOCK_BYTES) -> int:
     """What the first block's hash takes in. The salt cannot be read back from it."""
+    if salt is None and len(model or "") + len(adapter or "") < _SHORT:
+        return _unsalted_root(model, adapter, block_bytes)
+    return _root(model, adapter, salt, block_bytes)
+
+
+@lru_cache(maxsize=256)
+def _unsalted_root(model: str | None, adapter: str | None, block_bytes: int) -> int:
+    return _root(model, adapter, None, block_bytes)  # salts are not kept
+
+
+def _root(model: str | None, adapter: str | None, salt: str | None, block_bytes: int) -> int:
     digest = blake2b(digest_size=8)
     digest.update(struct.pack("<I", block_bytes))
     for part in (model, adapter, salt):

@@ -1,8 +1,9 @@
 """Which servers must not be considered, and why?
 
 Wishes are never overruled: what the operator drained, and what lies outside the gateway's subset, is out whatever
-else happens. Observations can be: when every server looks bad, all of them are used (`panic`), since our view of the
-fleet may be what is broken and an error is certain otherwise.
+else happens. Observations can be, step by step: when every server looks bad, those are used whose metrics pages alone
+speak against them (`panic`: our view of the fleet may be what is broken, and an error is certain otherwise), and only
+when there is none of these, also those that answered with errors or sleep.
 """
 
 from __future__ import annotations
@@ -88,4 +89,6 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     if good or not rest:
         return Eligible(good)
     starting = [c for c in rest if c.health.problem(now) is None]
-    return Eligible(starting) if starting else Eligible(rest, panic=True)
+    if starting:
+        return Eligible(starting)
+    return Eligible([c for c in rest if not c.health.answers_badly(now)] or rest, panic=True)

@@ -14,6 +14,7 @@ _FEW = 16  # sorting so many costs less than setting up a heap
 # the engine or so, nor than some percent.
 TIE_S = 0.005
 TIE_RATIO = 0.05
+_TAKEN = float("inf")
 
 
 def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
@@ -53,7 +54,11 @@ def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng
     else:
         order = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
     if len(order) < count:
-        rest = [(cost, i) for i, cost in enumerate(costs_s) if cost > limit]
-        missing = count - len(order)
-        order += [i for _, i in (sorted(rest)[:missing] if len(rest) <= _FEW else nsmallest(missing, rest))]
+        left = list(costs_s)
+        for _, _, i in tied:
+            left[i] = _TAKEN
+        for _ in range(min(count, len(left)) - len(order)):  # a few: two or three looks at all beat a heap
+            i = left.index(min(left))
+            left[i] = _TAKEN
+            order.append(i)
     return order

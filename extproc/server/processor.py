@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -37,15 +38,6 @@ async def _read(context: Any) -> Any:
         return _EOF
 
 
-async def _next(context: Any) -> Any:
-    """The next message, or EOF.
-
-    Envoy often resets the stream while this read is pending. A cancelled read leaks its pending batch in grpc's C core
-    (80 bytes each, for ever), so the read is a task of its own that is never cancelled.
-    """
-    return await asyncio.shield(asyncio.ensure_future(_read(context)))
-
-
 class Processor:
     """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
 
@@ -71,14 +63,22 @@ class Processor:
 
     async def process(self, _request_iterator: object, context: Any) -> None:
         """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it. A fault ends it
-        with an error status: Envoy does what `failure_mode_allow` says."""
+        with an error status: Envoy does what `failure_mode_allow` says.
+
+        Envoy often resets a stream while we read. A cancelled read leaks its pending batch in grpc's C core (80 bytes
+        each, for ever), so the stream is served by a task that is never cancelled: its read then ends by itself. The
+        cancellation of the handler must pass, or grpc leaks more.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._serve(context)))
+
+    async def _serve(self, context: Any) -> None:
         self.open_streams += 1
         self.streams += 1
         pick_ids: list[str] = []  # at most one
         try:
             await self._pump(context, pick_ids)
-        except asyncio.CancelledError:
-            raise  # grpc leaks memory when a handler swallows the cancellation of its stream
+        except (asyncio.CancelledError, grpc.aio.BaseError):
+            return  # the stream is over: there is nobody to write to
         except DecodeError:
             self.undecodable += 1
             log.debug("message that does not decode; Envoy may let the request go on without a pick")
@@ -93,10 +93,11 @@ class Processor:
             self.open_streams -= 1
             if pick_ids:
                 self._router.stream_ended(pick_ids[0], self._clock())
-        await context.abort(grpc.StatusCode.INTERNAL, fault)
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
+            await context.abort(grpc.StatusCode.INTERNAL, fault)
 
     async def _pump(self, context: Any, pick_ids: list[str]) -> None:
-        raw = await context.read()
+        raw = await _read(context)
         if raw is _EOF:
             return
         message = _parse(raw)
@@ -115,7 +116,7 @@ class Processor:
         while True:
             if part is not None and await self._answer(exchange, message, part, context, pick_ids):
                 return
-            raw = await _next(context)
+            raw = await _read(context)
             if raw is _EOF:
                 return
             message = _parse(raw)
@@ -138,7 +139,7 @@ class Processor:
             reply = encode.rejection(decision)
         self.decisions.add(self._clock() - started_s)
         await context.write(reply)
-        while (raw := await _next(context)) is not _EOF:
+        while (raw := await _read(context)) is not _EOF:
             part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
             if part is not None and pick_ids:
                 await context.write(encode.continue_(Continue(part)))

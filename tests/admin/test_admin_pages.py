@@ -131,6 +131,9 @@ def test_the_status_shows_the_last_picks_newest_first_without_their_queries() ->
         "status": 200,
         "attempts": 2,
         "flags": ["upstream_retry_limit_exceeded"],
+        "first_byte_s": None,
+        "envoy_duration_s": None,
+        "details": "",
     }
     assert (recent[1]["outcome"], recent[1]["duration_s"], recent[1]["status"]) == ("in_flight", None, None)
     assert "secret" not in str(recent)

@@ -39,6 +39,26 @@ def test_a_shipped_file_has_no_problem_and_makes_a_pool_of_four(path: Path) -> N
     assert addresses == [f"127.0.0.1:{port}" for port in (8001, 8002, 8003, 8004)]
 
 
+def test_an_own_file_may_say_where_the_admin_port_is() -> None:
+    loaded = load('admin: {listen: "0.0.0.0:9003"}\npools: {p: {endpoints: [{address: "10.0.0.1:8000"}]}}\n')
+    assert (loaded.kind, loaded.problems) == ("own", ())
+    assert loaded.settings is not None
+    assert loaded.settings.admin.listen == "0.0.0.0:9003"
+
+
+def test_a_bootstrap_with_nothing_but_an_admin_port_is_envoys() -> None:
+    assert load('admin: {address: {socket_address: {address: "127.0.0.1", port_value: 9901}}}\n').kind == "envoy"
+
+
+@pytest.mark.parametrize(("family", "expected"), [(None, "auto"), ("V4_ONLY", "v4_only"), ("ALL", "all")])
+def test_a_pool_of_names_uses_the_address_family_of_its_cluster(family: str | None, expected: str) -> None:
+    dns = "type: STRICT_DNS" if family is None else f"type: STRICT_DNS\n    dns_lookup_family: {family}"
+    text = (ROOT / "envoy" / "envoy.yaml").read_text().replace("type: STATIC", dns, 1)
+    loaded = load(text, "envoy.yaml")
+    assert loaded.settings is not None
+    assert loaded.settings.pools["vllm"].dns_family == expected
+
+
 def test_a_service_on_any_free_port_is_no_mistake() -> None:
     text = (
         (ROOT / "envoy" / "envoy.yaml")

@@ -159,6 +159,24 @@ async def test_names_become_all_their_addresses_of_both_families_with_the_name_k
     assert [endpoint.hostname for endpoint in found] == [None, "vllm.test", "vllm.test", "vllm.test"]
 
 
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("all", ["10.0.0.1", "fd00::2"]),
+        ("auto", ["fd00::2"]),
+        ("v6_only", ["fd00::2"]),
+        ("v4_only", ["10.0.0.1"]),
+        ("v4_preferred", ["10.0.0.1"]),
+    ],
+)
+async def test_only_the_family_that_envoy_would_use_counts(family: str, expected: list[str]) -> None:
+    """case b10: a pick of an address that Envoy has not resolved is silently not followed."""
+    zone = Zone(vllm_test=["fd00::2", "10.0.0.1"])
+    settings = pool("vllm.test:8001").model_copy(update={"dns_family": family})
+    async with aclosing(DnsSource(settings, zone).watch()) as sets:
+        assert [endpoint.address.ip for endpoint in await anext(sets)] == expected
+
+
 async def test_a_rotated_or_repeated_answer_is_no_change_and_a_new_one_is() -> None:
     zone = Zone(vllm_test=["10.0.0.1", "10.0.0.2"])
 

@@ -1,4 +1,4 @@
-"""Do the HTTP filters stand in an order that lets the pick reach the router? (cases a13, a18, a28)"""
+"""Do the HTTP filters stand in an order that lets the pick reach the router?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does Envoy use the service's pick, and nobody else's? (cases b01, b10)
+"""Does Envoy use the service's pick, and nobody else's?
 
 `override_host` reads the destination from metadata, a header, or both, in order. Metadata can only come from a filter
 that may write the namespace. A header can come from the client, so a header source is safe only if the client's copy is

@@ -1,4 +1,4 @@
-"""Do the limits fit large bodies and many long requests? (cases a01, a02)"""
+"""Do the limits fit large bodies and many long requests?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the access log bring back what the service needs to know of each request's end? (case b10)"""
+"""Does the access log bring back what the service needs to know of each request's end?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the pools' clusters set for servers that are slow, full and briefly absent? (cases b05, b10, b11)"""
+"""Are the pools' clusters set for servers that are slow, full and briefly absent?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the ext_proc filter set so that the service can pick and learns of the end? (cases a03, a09, a21, b01)"""
+"""Is the ext_proc filter set so that the service can pick and learns of the end?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the routes let long generations live, and does a dead or full server cost only a retry? (cases a28, b05)"""
+"""Do the routes let long generations live, and does a dead or full server cost only a retry?"""
 
 from __future__ import annotations
 

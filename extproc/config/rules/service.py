@@ -1,4 +1,4 @@
-"""Can Envoy reach the service, and hold a stream for every request? (cases a18, a20, a21)"""
+"""Can Envoy reach the service, and hold a stream for every request?"""
 
 from __future__ import annotations
 

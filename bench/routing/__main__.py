@@ -159,7 +159,7 @@ def _run(plan: Sequence[Batch], runner: Runner, store: Store, failures: list[Fai
                 rows, failed = finished.rows, finished.failures
             for row in rows:
                 store.add(row)
-                progress.print(_line(row), highlight=False, markup=False)
+                progress.print(_line(row), highlight=False, markup=False, soft_wrap=True)
             for cell, why in failed:
                 failures.append((cell, why))
                 progress.print(f"{cell.workload} {cell.arm} seed {cell.seed} FAILED: {why}", style="red", markup=False)

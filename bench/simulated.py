@@ -69,8 +69,8 @@ def _page(parts: Sequence[tuple[Grid, list[Done]]]) -> str:
     rate = Fleet.of(ENGINES["a100-8b"], 1).prefill_tokens_per_s
     out = [
         "# Routing in simulation\n",
-        "**This is simulation, not measurement.** The router that picks in service (`extproc.router.Router`) and simpler"
-        " policies choose among simulated vLLM engines in virtual time. The figures compare policies under"
+        "**This is simulation, not measurement.** The router that picks in service (`extproc.router.Router`) and"
+        " simpler policies choose among simulated vLLM engines in virtual time. The figures compare policies under"
         " the model's assumptions; they promise nothing about your hardware. Made by `python -m bench.simulated`; each"
         " row can be had from [`extproc simulate`](../simulate.md), and the same seeds give the same figures on any"
         " machine.\n",

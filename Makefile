@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead bench-routing clean
+.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead bench-pick bench-routing clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -44,6 +44,9 @@ bench-overhead: $(STAMP) ## what the service costs, beside Envoy alone and other
 
 bench-routing: $(STAMP) ## time to first token over ten workloads, beside Envoy's policies and other routers (about 2 hours)
 	$(BIN)/python -m bench.routing $(BENCH_ARGS)
+
+bench-pick: $(STAMP) ## what a pick costs by its parts, and what the index weighs (bench/out/pick.json)
+	$(BIN)/python -m bench.pick $(BENCH_ARGS)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ depends on how much is held.
 
 Memory: 140 to 200 bytes for a block and holder while it fills; 220 to 300 once it is full and evicts, since dicts that
 are deleted from stay larger. A million took 269 MB (CPython 3.11, 64 endpoints, measured with tracemalloc by
-`bench/pick_parts.py`).
+`make bench-pick`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -332,8 +333,11 @@ class Stack:
         return found
 
     async def outcomes(self) -> dict[str, int]:
-        """Requests whose end is known, by outcome (in-process service)."""
-        return {str(outcome): n for (_, outcome), n in self.app.router.ledger.outcomes.items()}
+        """Requests whose end is known, by outcome, of all pools (in-process service)."""
+        counted: Counter[str] = Counter()
+        for (_, outcome), n in self.app.router.ledger.outcomes.items():
+            counted[str(outcome)] += n
+        return dict(counted)
 
     # Requests.
 

@@ -35,8 +35,9 @@ class Seen:
 class Upstream:
     """One server on loopback. `respond` and `metrics` may be replaced at any time."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, host: str = "127.0.0.1") -> None:
         self.port = port
+        self.host = host
         self.seen: list[Seen] = []
         self.connections = 0  # TCP connections ever accepted, scrapes and health checks included
         self.waiting: float = 0.0  # shown on the metrics page
@@ -48,7 +49,7 @@ class Upstream:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def start(self) -> Self:
         app = web.Application(client_max_size=0)
@@ -58,7 +59,7 @@ class Upstream:
             app, access_log=None, auto_decompress=False, handle_signals=False, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=1024)
+        site = web.TCPSite(self._runner, self.host, self.port, backlog=1024)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self

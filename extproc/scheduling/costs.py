@@ -22,13 +22,6 @@ LOAD_S = 0.001
 # there may be no following ones.
 LOAD_OF_SESSION_S = 0.03
 LOAD_OF_BEGINNING_S = 0.01
-# What all requests share (a system prompt) keeps them on the first server that has it while that still answers soonest,
-# though its answers get slower and the others idle. So a server that is crowded beside its pool mates, by the bound of
-# consistent hashing, costs more for each request above it, and another one learns the prefix: at most once a server.
-# Only our own requests count here, since they are known of every server at any time.
-CROWD = 8.0
-CROWD_RATIO = 1.25
-CROWDED_S = 0.1  # by experiment, as above
 
 
 def least_loaded(candidates: Sequence[Candidate], now: float) -> list[Cost]:
@@ -86,7 +79,6 @@ def first_token_s(
 
         (prompt tokens owed there + uncached tokens of this request) / prefill rate
         + wait for KV blocks + requests there x LOAD_S (by weight)
-        + our requests above max(1.25 x mean, mean + 8) x CROWDED_S
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
@@ -97,11 +89,8 @@ def first_token_s(
     mean_wait_s: float | None = None
     tokens, held, unit = work.prompt_tokens, work.held.get, work.held_unit
     costs: list[float] = []
-    loads: list[float] = []
     for candidate in candidates:  # here a pick over many servers spends most of its time
         requests: float = candidate.in_flight
-        weight = candidate.endpoint.weight
-        loads.append(requests / weight)
         if now <= candidate.usable_until_s:
             known = candidate.reported + candidate.unseen
             if known > requests:
@@ -118,19 +107,10 @@ def first_token_s(
         prefill_s = uncached / prefill.rate
         if prefill.clear_at_s > now:
             prefill_s += prefill.clear_at_s - now
-        load_s = each_s * requests / weight
+        load_s = each_s * requests / candidate.endpoint.weight
         if terms is not None:
             terms.append(Terms(prefill_s, wait_s, load_s))
         costs.append(prefill_s + wait_s + load_s)
-    if costs and max(loads) > CROWD:
-        mean = sum(loads) / len(loads)
-        limit = max(CROWD_RATIO * mean, mean + CROWD)
-        for i, load in enumerate(loads):
-            if load > limit:
-                crowded_s = CROWDED_S * (load - limit)
-                costs[i] += crowded_s
-                if terms is not None:
-                    terms[i] = terms[i]._replace(load_s=terms[i].load_s + crowded_s)
     return costs
 
 

@@ -22,8 +22,8 @@ def test_joins_leaves_restarts_aborts_and_lost_logs_leave_nothing_behind(profile
 
 
 def test_memory_is_flat_once_the_index_is_full() -> None:
-    """case e10: 500 requests of 8 kB are 16,000 blocks, so the index is full long before; a request that were kept would
-    show as 500 times 8 kB, or as 500 reservations of some 500 bytes
+    """case e10: 500 requests of 8 kB are 16,000 blocks, so the index is full long before. Requests that were kept would
+    show as 500 times 8 kB, or as 500 reservations of some 500 bytes.
     """
     soak = Soak(servers=4, max_blocks=2_000)
     tracemalloc.start()

@@ -129,7 +129,7 @@ def test_64_distinct_requests_over_servers_whose_gauges_stay_at_zero_for_20_seco
 
 def test_a_prefix_that_all_share_leaves_no_server_idle_and_makes_none_hot_once_there_is_work_for_all() -> None:
     """case e01: 4 servers, 200 users, 4,000 tokens in common and 800 of one's own, 30 requests a second that run for a
-    second each: 24,000 tokens a second to compute, which three servers can just do. While one can do it all, all may stay
+    second each: 24,000 tokens a second, which three servers can just compute. While one can do it all, all may stay
     there, as the first token comes soonest there (a limit that docs/routing.md tells).
     """
     router = fleet("cache-aware", 4)

@@ -60,6 +60,20 @@ def test_a_hot_prefix_survives_a_flood_of_others() -> None:
     assert index.match(hot, ALL) == {slot: 50}
 
 
+def test_one_that_rests_above_its_share_is_found_though_all_others_keep_growing() -> None:
+    """An insert looks at a few endpoints in turn: 40 of them are gone through in some ten inserts."""
+    index = ApproximateIndex(max_blocks=4000)
+    rests, *others = [index.add_endpoint() for _ in range(40)]
+    rng = Random(2)
+    first = [new_chain(rng, 50) for _ in range(10)]
+    for each in first:
+        index.insert(rests, each)  # 500 blocks; its share is 100
+    fill(index, others, 39 * 20, 50)
+    held = sum(index.match(each, 1 << rests).get(rests, 0) for each in first)
+    assert held <= 100
+    assert index.stats().blocks == 4000
+
+
 def test_an_endpoint_above_the_equal_share_gives_way_to_one_below() -> None:
     index = ApproximateIndex(max_blocks=1000)
     busy, quiet = index.add_endpoint(), index.add_endpoint()

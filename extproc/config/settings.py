@@ -43,7 +43,10 @@ class GrpcSettings(_Section):
 
 
 class AdminSettings(_Section):
-    listen: str = Field("127.0.0.1:9003", description="host:port for /metrics, /healthz, /readyz and /status.")
+    listen: str = Field(
+        "127.0.0.1:9003",
+        description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain.",
+    )
 
     @field_validator("listen")
     @classmethod
@@ -118,7 +121,9 @@ class EndpointSettings(_Section):
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Share of traffic relative to its pool mates; 1 is normal."
     )
-    model: str | None = Field(None, description="For people: shown in /status. It does not restrict what the server gets.")
+    model: str | None = Field(
+        None, description="For people: shown in /status. It does not restrict what the server gets."
+    )
     metrics_port: int | None = Field(None, ge=1, le=65535, description="Port of its metrics; unset: the serving port.")
     drained: bool = Field(False, description="true: it gets no new requests.")
 

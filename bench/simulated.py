@@ -124,11 +124,13 @@ def main() -> None:
     assert set(_KNOWN_SESSION_OR_LESS) <= set(POLICIES)
     parts = []
     with ProcessPoolExecutor(options.jobs) as pool:
+        # The large fleets first, so that at the end no process is left alone with one of them.
+        work = {grid: [(piece, pool.submit(_work, piece)) for piece in _pieces(grid)] for grid in reversed(PARTS)}
         for grid in PARTS:
             done = []
-            for piece, each in zip(_pieces(grid), pool.map(_work, _pieces(grid)), strict=True):
+            for piece, future in work[grid]:
+                done.append(each := future.result())
                 print(f"{piece.workloads[0]}, {piece.servers[0]} servers, seed {piece.seeds[0]}: {each.cpu_s:.0f} s")
-                done.append(each)
             parts.append((grid, done))
     grid, done = parts[0]
     note = f"simulated, {grid.engine}, {grid.seconds:g} s, seeds {', '.join(map(str, grid.seeds))}"

@@ -108,12 +108,15 @@ def tables(cells: Iterable[Cell]) -> dict[tuple[str, int], dict[str, Figures]]:
 
 
 def rows_of(table: Table) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """The table as text: policy, and for each of COLUMNS the figure and whether it is the best, as far as is shown."""
+    """The table as text: policy, and for each of COLUMNS the figure and whether it is the best, as far as is shown.
+
+    Where only one policy ran, nothing is the best.
+    """
     best = [column.text(column.best(column.of(figures) for figures in table.values())) for column in COLUMNS]
     out = []
     for policy, figures in table.items():
         texts = [column.text(column.of(figures)) for column in COLUMNS]
-        out.append((policy, [(text, text == good) for text, good in zip(texts, best, strict=True)]))
+        out.append((policy, [(text, text == good and len(table) > 1) for text, good in zip(texts, best, strict=True)]))
     return out
 
 

@@ -57,6 +57,7 @@ def test_only_the_named_policies_run() -> None:
     assert "cache-aware" in result.stdout
     assert "session" not in result.stdout
     assert "round-robin" not in result.stdout
+    assert result.stdout.count("*") == 1, "only in the legend: a single policy is not the best of anything"
 
 
 def test_json_and_csv_have_every_run_and_are_the_same_each_time(tmp_path: Path) -> None:

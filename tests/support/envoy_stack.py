@@ -31,6 +31,7 @@ from extproc.config.settings import Settings
 from tests.support import envoy_config
 from tests.support.envoy_config import Json
 from tests.support.envoy_upstream import Seen, Upstream
+from tests.support.envoy_wheels import ROOT
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 DESTINATION = "x-gateway-destination-endpoint"
@@ -124,7 +125,7 @@ class Subprocess:
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *self._command, cwd=envoy_config.ROOT, stdout=self._stdout
+            sys.executable, *self._command, cwd=ROOT, stdout=self._stdout
         )
 
     async def status(self) -> Json:
@@ -317,9 +318,9 @@ class Stack:
 
         await eventually(none, "in-flight is back at zero, and no stream is open")
 
-    async def until_access_log_is_connected(self) -> None:
+    async def until_access_log_is_connected(self, body: bytes = BODY) -> None:
         """One request makes Envoy open its access log stream; from then on shape C closes its streams early."""
-        assert (await self.request()).status == 200
+        assert (await self.request(body=body)).status == 200
 
         async def connected() -> bool:
             status = await self.status()

@@ -138,6 +138,8 @@ class SimApi:
         try:
             response = await self._respond(request, path)
             answered = True
+        except ConnectionError:  # written to a client that has gone, before the loss could cancel this
+            return web.Response()  # nobody reads it
         finally:
             if inference:
                 if answered:

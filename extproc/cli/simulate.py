@@ -195,14 +195,15 @@ def _print(grid: Grid, cells: Sequence[Cell]) -> None:
             continue
         width = max(len("policy"), *(len(name) for name in table))
         sys.stdout.write(f"\n{title}\n")
-        sys.stdout.write("policy".ljust(width) + "".join(column.title.rjust(10) for column in COLUMNS) + "\n")
+        sys.stdout.write("policy".ljust(width) + "".join(column.title.rjust(9) for column in COLUMNS) + "\n")
         for policy, row in rows_of(table):
-            figures = "".join(f"{text}{'*' if best else ' '}".rjust(10) for text, best in row)
+            figures = "".join(f"{text}{'*' if best else ' '}".rjust(9) for text, best in row)
             sys.stdout.write(f"{policy.ljust(width)}{figures}".rstrip() + "\n")
     seeds = f"means over seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else f"seed {grid.seeds[0]}"
     mark = "bold" if console.is_terminal else "*"
     sys.stdout.write(
-        f"\nTime to first token in ms; {mark}: best of the column; {seeds}. Simulated: compare, do not promise.\n"
+        f"\nms to the first token, and, mean, to the end of the answer; {mark}: best of the column; {seeds}."
+        " Simulated: compare, do not promise.\n"
     )
 
 

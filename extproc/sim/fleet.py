@@ -38,9 +38,10 @@ Progress = Callable[[int, int], None]  # requests ended, and in all
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gave. Times to first token are from the arrival at the router."""
+    """What a run gave. Times of requests are from the arrival at the router, in order of arrival."""
 
-    ttft_s: array[float]  # by request, in order of arrival
+    ttft_s: array[float]  # to the first token
+    answered_s: array[float]  # to the end of the answer
     served: tuple[int, ...]  # requests, by server
     prompts: tuple[int, ...]  # prompt tokens of these, cached or not
     prompt_tokens: int
@@ -103,8 +104,9 @@ class _Run:
         self._hashes: dict[int, list[int]] = {}  # on the way to the engine
         self._server = array("i", bytes(4 * len(arrivals)))  # by request
         self._ttft_s = array("d", bytes(8 * len(arrivals)))
+        self._answered_s = array("d", bytes(8 * len(arrivals)))
         self._pages: dict[int, LoadSample] = {}  # asked for and not read yet, by server
-        self._log: list[tuple[int, float]] = []  # requests ended, and how long they took
+        self._log: list[int] = []  # requests ended, by number
         self._left = len(arrivals)
         self._served = [0] * len(specs)
         self._prompts = [0] * len(specs)
@@ -124,6 +126,7 @@ class _Run:
             self._progress(len(self._arrivals), len(self._arrivals))
         return Result(
             ttft_s=self._ttft_s,
+            answered_s=self._answered_s,
             served=tuple(self._served),
             prompts=tuple(self._prompts),
             prompt_tokens=sum(self._prompts),
@@ -186,7 +189,8 @@ class _Run:
         self._policy.ended(number, now)
         if not self._log:
             self._put((now // FLUSH_S + 1.0) * FLUSH_S, self._flush)
-        self._log.append((number, now - self._arrivals[number].at_s - LEAD_S))
+        self._log.append(number)
+        self._answered_s[number] = now - self._arrivals[number].at_s - LEAD_S
         self._end_s = now
         self._left -= 1
         if self._progress and self._left % _TELL_EVERY == 0:
@@ -194,8 +198,8 @@ class _Run:
 
     def _flush(self, now: float, _: int, __: int) -> None:
         log, self._log = self._log, []
-        for number, duration_s in log:
-            self._policy.logged(number, duration_s, now)
+        for number in log:
+            self._policy.logged(number, self._answered_s[number], now)
 
     # Metrics pages --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ class Figures:
     ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
+    answered_mean_s: float  # to the end of the answer
     hit_ratio: float  # prompt tokens found in the engines' caches over all prompt tokens
     max_share: float  # requests of the server that got most, over the mean of all servers
     answer_tokens_per_s: float  # until the last answer has ended
@@ -61,6 +62,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("p50", lambda f: f.ttft_p50_s, _ms, min),
     Column("p90", lambda f: f.ttft_p90_s, _ms, min),
     Column("p99", lambda f: f.ttft_p99_s, _ms, min),
+    Column("answer", lambda f: f.answered_mean_s, _ms, min),
     Column("hits %", lambda f: f.hit_ratio, lambda ratio: f"{ratio * 100:.1f}", max),
     Column("share", lambda f: f.max_share, lambda share: f"{share:.2f}", min),
     Column("tokens/s", lambda f: f.answer_tokens_per_s, lambda rate: f"{rate:,.0f}", max),
@@ -80,6 +82,7 @@ def cell_of(workload: str, policy: str, seed: int, result: Result) -> Cell:
         ttft_p50_s=quantile(ttft_s, 0.5),
         ttft_p90_s=quantile(ttft_s, 0.9),
         ttft_p99_s=quantile(ttft_s, 0.99),
+        answered_mean_s=fmean(result.answered_s),
         hit_ratio=result.cached_tokens / result.prompt_tokens,
         max_share=max(result.served) / fmean(result.served),
         answer_tokens_per_s=result.answer_tokens / result.seconds,

@@ -119,6 +119,7 @@ def test_every_request_is_answered_once_and_nothing_stays_in_flight(policy: str)
     assert outcome.in_flight_left == 0
     assert sum(outcome.served) == len(outcome.ttft_s) == len(arrivals)
     assert min(outcome.ttft_s) >= HOP_S + A100_8B.base_step_s
+    assert all(end > first for first, end in zip(outcome.ttft_s, outcome.answered_s, strict=True))
     assert outcome.answer_tokens == sum(arrival.answer_tokens for arrival in arrivals)
 
 

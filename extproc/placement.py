@@ -45,9 +45,9 @@ class Placed:
     costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
     load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
 
-    def uncached_tokens(self, member: Member) -> float:
-        """Of the prompt, what that server must compute."""
-        return self.work.uncached_at(member.slot)
+    def uncached_tokens(self, member: Member) -> float | None:
+        """Of the prompt, what that server must compute; None: the profile does not read prompts."""
+        return None if self.request is None else self.work.uncached_at(member.slot)
 
 
 class Placement:

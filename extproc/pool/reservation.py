@@ -29,9 +29,9 @@ class Reservation:
     )
 
     def __init__(
-        self, pick: Pick, member: Member, pool: str, path: str, now: float, uncached_tokens: float = 0.0
+        self, pick: Pick, member: Member, pool: str, path: str, now: float, uncached_tokens: float | None = None
     ) -> None:
-        """`uncached_tokens`: of its prompt, those that the server must compute."""
+        """`uncached_tokens`: of its prompt, those that the server must compute; None: no account is kept of prompts."""
         self.pick = pick
         self.member = member
         self.pool = pool
@@ -42,7 +42,9 @@ class Reservation:
         self.ended_at_s: float | None = None  # None: in flight
         self.outcome: Outcome | None = None  # None: in flight
         self.completion: Completion | None = None  # the last that the access log told
-        self.prefill: Prefill = member.prefill.add(uncached_tokens, now)
+        self.prefill: Prefill | None = None  # None: its prompt is not accounted for
+        if uncached_tokens is not None:
+            self.prefill = member.prefill.add(uncached_tokens, now)
         member.charge(self)
 
     @property
@@ -59,9 +61,10 @@ class Reservation:
             return
         if self.open:
             self.member.discharge(self)
-            self.member.prefill.end(self.prefill, now)
+            if self.prefill is not None:
+                self.member.prefill.end(self.prefill, now)
+                self.prefill = member.prefill.add(self.prefill.tokens, now)
             self.charged_at_s = now
-            self.prefill = member.prefill.add(self.prefill.tokens, now)
             member.charge(self)
         self.member = member
 
@@ -73,5 +76,6 @@ class Reservation:
             return False
         self.ended_at_s = now
         self.member.discharge(self)
-        self.member.prefill.end(self.prefill, now)
+        if self.prefill is not None:
+            self.member.prefill.end(self.prefill, now)
         return True

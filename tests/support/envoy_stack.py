@@ -128,6 +128,11 @@ class Subprocess:
             sys.executable, *self._command, cwd=ROOT, stdout=self._stdout
         )
 
+    def check_running(self) -> None:
+        """Raises AssertionError: it has exited; why is in its output."""
+        code = self.process.returncode if self.process is not None else None
+        assert code is None, f"the service exited with {code}"
+
     async def status(self) -> Json:
         async with aiohttp.ClientSession() as session, session.get(f"http://{self._admin}/status") as response:
             found: Json = await response.json()
@@ -292,6 +297,8 @@ class Stack:
         """Wait until the service knows its servers and Envoy holds the service for healthy."""
 
         async def ready() -> bool:
+            if isinstance(self.service, Subprocess):
+                self.service.check_running()
             try:
                 status = await self.status()
             except aiohttp.ClientError:

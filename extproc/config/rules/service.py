@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from extproc.config import wire
 from extproc.config.codes import Finding
 from extproc.config.problems import suggest
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
@@ -11,6 +12,7 @@ from extproc.config.view import Cluster, View, service_name
 from extproc.endpoint import split_host_port
 
 ENOUGH_STREAMS = 10_000
+UPSTREAM_TLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 
 
 @rule(
@@ -47,6 +49,21 @@ def _is_http2(cluster: Cluster) -> bool:
         return True
     config = cluster.options.message.explicit_http_config if cluster.options is not None else None
     return config is not None and config.http2_protocol_options is not None
+
+
+@rule(
+    "ext-proc-tls-no-alpn",
+    ERROR,
+    why="Over TLS the service speaks only HTTP/2 that was negotiated; without it no call and no health check succeeds.",
+    cure='set common_tls_context.alpn_protocols: ["h2"]',
+)
+def ext_proc_tls_no_alpn(view: View, say: Say) -> Iterator[Finding]:
+    for cluster in view.services:
+        kind, context = wire.unpack(cluster.node.at("transport_socket", "typed_config"))
+        if kind == UPSTREAM_TLS and context is not None:
+            offered = [protocol.text for protocol in context.list_at("common_tls_context", "alpn_protocols")]
+            if "h2" not in offered:
+                yield say(cluster.node, "uses TLS without offering HTTP/2", "transport_socket")
 
 
 @rule(

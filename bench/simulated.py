@@ -84,8 +84,9 @@ def _page(parts: Sequence[tuple[Grid, list[Done]]]) -> str:
         "- The router's settings are the service's defaults. Prompts are handed to it as block hashes (`--full-bodies`"
         " would have it read them); it is told no answer in advance.",
         "- Time to first token is from the arrival at the router, over the whole run, cold caches included; `answer` is"
-        " the mean to the end of the answer. `hits`: prompt tokens found in the engines' caches. `share`: requests of the server that got most, over the"
-        " mean. `tokens/s`: answer tokens until the last answer has ended. The best of a column is bold.",
+        " the mean to the end of the answer. `hits`: prompt tokens found in the engines' caches. `share`: requests of"
+        " the server that got most, over the mean. `tokens/s`: answer tokens until the last answer has ended. The best"
+        " of a column is bold.",
         "- Without session ids `session` picks as `least-loaded` does, and `ring-hash` as `random`. `clairvoyant-load`"
         " sees at once which prompts are computed, which no router can; it is blind to caches.\n",
     ]

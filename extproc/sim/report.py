@@ -113,14 +113,16 @@ def tables(cells: Iterable[Cell]) -> dict[tuple[str, int], dict[str, Figures]]:
 def rows_of(table: Table) -> list[tuple[str, list[tuple[str, bool]]]]:
     """The table as text: policy, and for each of COLUMNS the figure and whether it is the best, as far as is shown.
 
-    Where only one policy ran, nothing is the best.
+    Where all are equal, or alone, none is the best.
     """
-    best = [column.text(column.best(column.of(figures) for figures in table.values())) for column in COLUMNS]
-    out = []
-    for policy, figures in table.items():
-        texts = [column.text(column.of(figures)) for column in COLUMNS]
-        out.append((policy, [(text, text == good and len(table) > 1) for text, good in zip(texts, best, strict=True)]))
-    return out
+    texts = {policy: [column.text(column.of(figures)) for column in COLUMNS] for policy, figures in table.items()}
+    best: list[str | None] = []
+    for place, column in enumerate(COLUMNS):
+        good = column.text(column.best(column.of(figures) for figures in table.values()))
+        best.append(good if any(row[place] != good for row in texts.values()) else None)
+    return [
+        (policy, [(text, text == good) for text, good in zip(row, best, strict=True)]) for policy, row in texts.items()
+    ]
 
 
 def markdown(table: Table) -> str:

@@ -21,7 +21,7 @@ from extproc.sim.grid import Grid, cells
 from extproc.sim.metrics_page import MetricsPage, Readings
 from extproc.sim.policies import BASELINES, POLICIES, Asked, Baseline, Site
 from extproc.sim.readings import sample_of
-from extproc.sim.report import Cell, quantile
+from extproc.sim.report import COLUMNS, Cell, quantile, rows_of
 from extproc.sim.spec import A100_8B, CPU_TINY
 from extproc.sim.workloads import Arrival, Fleet, draw
 from extproc.telemetry.vllm_page import parse
@@ -238,3 +238,14 @@ def test_a_quantile_is_the_value_that_so_many_do_not_exceed() -> None:
     values = [float(n) for n in range(1, 11)]
     assert [quantile(values, part) for part in (0.0, 0.5, 0.9, 0.91, 1.0)] == [1, 5, 9, 10, 10]
     assert quantile([3.0], 0.99) == 3
+
+
+def test_what_is_equal_everywhere_is_not_the_best() -> None:
+    """W5 shares nothing, so no policy finds anything cached."""
+    table = {policy: cell("W5", policy).figures for policy in ("cache-aware", "round-robin")}
+    rows = dict(rows_of(table))
+    hits = [column.title for column in COLUMNS].index("hits %")
+    assert [row[hits] for row in rows.values()] == [("0.0", False), ("0.0", False)]
+    assert rows["cache-aware"][0][1]
+    assert not rows["round-robin"][0][1]
+    assert not any(best for _, best in rows_of({"alone": table["cache-aware"]})[0][1])

@@ -38,6 +38,17 @@ async def _read(context: Any) -> Any:
         return _EOF
 
 
+async def _next(context: Any) -> Any:
+    """`_read`, not to be cancelled.
+
+    Envoy often resets a stream while we read. A cancelled read leaks its pending batch in grpc's C core (80 bytes each,
+    for ever), so the read is a task of its own that is never cancelled: it then ends by itself. Not so the first read
+    of a stream: its message comes with the stream, and a task more made each request wait longer (1.07 ms added to
+    Envoy's median against 0.90, one run each).
+    """
+    return await asyncio.shield(asyncio.ensure_future(_read(context)))
+
+
 class Processor:
     """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
 
@@ -63,21 +74,15 @@ class Processor:
 
     async def process(self, _request_iterator: object, context: Any) -> None:
         """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it. A fault ends it
-        with an error status: Envoy does what `failure_mode_allow` says.
-
-        Envoy often resets a stream while we read. A cancelled read leaks its pending batch in grpc's C core (80 bytes
-        each, for ever), so the stream is served by a task that is never cancelled: its read then ends by itself. The
-        cancellation of the handler must pass, or grpc leaks more.
-        """
-        await asyncio.shield(asyncio.ensure_future(self._serve(context)))
-
-    async def _serve(self, context: Any) -> None:
+        with an error status: Envoy does what `failure_mode_allow` says."""
         self.open_streams += 1
         self.streams += 1
         pick_ids: list[str] = []  # at most one
         try:
             await self._pump(context, pick_ids)
-        except (asyncio.CancelledError, grpc.aio.BaseError):
+        except asyncio.CancelledError:
+            raise  # grpc leaks memory when a handler swallows the cancellation of its stream
+        except grpc.aio.BaseError:
             return  # the stream is over: there is nobody to write to
         except DecodeError:
             self.undecodable += 1
@@ -97,7 +102,7 @@ class Processor:
             await context.abort(grpc.StatusCode.INTERNAL, fault)
 
     async def _pump(self, context: Any, pick_ids: list[str]) -> None:
-        raw = await _read(context)
+        raw = await context.read()  # the only read that may be cancelled: see `_next`
         if raw is _EOF:
             return
         message = _parse(raw)
@@ -116,7 +121,7 @@ class Processor:
         while True:
             if part is not None and await self._answer(exchange, message, part, context, pick_ids):
                 return
-            raw = await _read(context)
+            raw = await _next(context)
             if raw is _EOF:
                 return
             message = _parse(raw)
@@ -139,7 +144,7 @@ class Processor:
             reply = encode.rejection(decision)
         self.decisions.add(self._clock() - started_s)
         await context.write(reply)
-        while (raw := await _read(context)) is not _EOF:
+        while (raw := await _next(context)) is not _EOF:
             part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
             if part is not None and pick_ids:
                 await context.write(encode.continue_(Continue(part)))

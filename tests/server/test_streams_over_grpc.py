@@ -218,9 +218,7 @@ async def test_a_connection_that_breaks_ends_all_its_streams(service: Service) -
 # What goes wrong
 
 
-async def test_a_message_that_does_not_decode_ends_its_stream_and_is_counted(
-    service: Service, client: Client
-) -> None:
+async def test_a_message_that_does_not_decode_ends_its_stream_and_is_counted(service: Service, client: Client) -> None:
     """The error lets `failure_mode_allow` decide what becomes of the request."""
     stream = client.stream()
     assert await stream.ask(b"\xff\xff\xff") is None

@@ -11,9 +11,9 @@ from bench.common import peers
 
 
 def test_the_command_line_names_policy_port_and_every_server() -> None:
-    command = peers.command_line(Path("/root"), peers.PEERS["smg"], "cache_aware", 7, 8, [1, 2])
+    command = peers.command_line(Path("/srv"), peers.PEERS["smg"], "cache_aware", 7, 8, [1, 2])
 
-    assert command[:2] == ["/root/.venv-peers/smg/bin/smg", "launch"]
+    assert command[:2] == ["/srv/.venv-peers/smg/bin/smg", "launch"]
     text = " ".join(command)
     assert "--port 7" in text
     assert "--policy cache_aware" in text

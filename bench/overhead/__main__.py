@@ -18,6 +18,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench.common import peers
+from bench.common.arguments import positive
 from bench.common.page import write as write_page
 from bench.common.process import ROOT, ArmFailedError
 from bench.overhead import arms, bodies, load, page, report
@@ -36,15 +37,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))
-    parser.add_argument("--sizes", nargs="+", type=_positive, default=list(SIZES_KB), metavar="KB", help="body sizes")
+    parser.add_argument("--sizes", nargs="+", type=positive, default=list(SIZES_KB), metavar="KB", help="body sizes")
     parser.add_argument(
-        "--concurrency", nargs="+", type=_positive, default=list(CONCURRENCY), metavar="N", help="client connections"
+        "--concurrency", nargs="+", type=positive, default=list(CONCURRENCY), metavar="N", help="client connections"
     )
-    parser.add_argument("--rounds", type=_positive, default=3, help="windows per arm and cell; the median is reported")
-    parser.add_argument("--seconds", type=_positive, default=3, help="length of one window")
+    parser.add_argument("--rounds", type=positive, default=3, help="windows per arm and cell; the median is reported")
+    parser.add_argument("--seconds", type=positive, default=3, help="length of one window")
     parser.add_argument(
         "--envoy-concurrency",
-        type=_positive,
+        type=positive,
         default=len(os.sched_getaffinity(0)),
         help="worker threads of every Envoy, the servers' included",
     )
@@ -57,13 +58,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"write {PAGE.relative_to(ROOT)}; unset: when all arms, sizes and concurrencies were measured",
     )
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be 1 or more")
-    return number
 
 
 def main(argv: Sequence[str]) -> int:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench.common.arguments import positive
 from bench.common.machine import parse_machine_cpu
 from bench.common.page import write as write_page
 from bench.common.process import ROOT
@@ -38,9 +39,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         description="Measures the steps of a pick: parse, hash, match, cost, pick, insert, and all of them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--endpoints", nargs="+", type=_positive, default=list(ENDPOINTS), metavar="N", help="servers")
-    parser.add_argument("--sizes", nargs="+", type=_positive, default=list(SIZES_KB), metavar="KB", help="body sizes")
-    parser.add_argument("--blocks", type=_positive, default=BLOCKS, help="blocks indexed")
+    parser.add_argument("--endpoints", nargs="+", type=positive, default=list(ENDPOINTS), metavar="N", help="servers")
+    parser.add_argument("--sizes", nargs="+", type=positive, default=list(SIZES_KB), metavar="KB", help="body sizes")
+    parser.add_argument("--blocks", type=positive, default=BLOCKS, help="blocks indexed")
     parser.add_argument("--seconds", type=float, default=5.0, help="time for each combination")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="weigh the index")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "out" / "pick.json", help="where the rows go")
@@ -52,13 +53,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"write {PAGE.relative_to(ROOT)}; unset: when everything was measured",
     )
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be 1 or more")
-    return number
 
 
 def main(argv: Sequence[str]) -> int:

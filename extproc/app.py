@@ -266,6 +266,7 @@ def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
         max_blocks=scheduling.max_prefix_blocks,
         session_headers=scheduling.session_headers,
         session_fields=scheduling.session_fields,
+        profile_header=scheduling.profile_header,
     )
 
 

@@ -56,13 +56,11 @@ class Placement:
     def __init__(
         self,
         pool: Pool,
-        profile: Profile,
         *,
         max_blocks: int = DEFAULT_MAX_BLOCKS,
         session_headers: Sequence[str] = (),
         session_fields: Sequence[str] = SESSION_FIELDS,
     ) -> None:
-        self.profile = profile
         self.index = ApproximateIndex(max_blocks)
         self._pool = pool
         self._ring = Ring()
@@ -84,35 +82,33 @@ class Placement:
         elif before.generation_tokens is not None and sample.generation_tokens is not None:
             self.index.occupy(member.slot, int(sample.generation_tokens - before.generation_tokens) // UNIT_TOKENS)
 
-    def place(self, raw: RawRequest, candidates: Sequence[Member], count: int, now: float, rng: Random) -> Placed:
-        """Order the best `count` of the candidates, of which there is at least one."""
-        if not self.profile.reads_body:
-            costs = least_loaded(candidates, now)
-            return Placed(cheapest(costs, count, rng), By.LOAD, load_costs=costs)
-        request = understand(raw, session_headers=self._session_headers, session_fields=self._session_fields)
-        return self.place_understood(request, candidates, count, now, rng)
+    def read(self, raw: RawRequest) -> InferenceRequest:
+        """What it asks for. Never raises."""
+        return understand(raw, session_headers=self._session_headers, session_fields=self._session_fields)
 
-    def place_understood(
-        self, request: InferenceRequest, candidates: Sequence[Member], count: int, now: float, rng: Random
-    ) -> Placed:
-        """`place` for a request that was read already."""
+    def cut(self, request: InferenceRequest) -> tuple[PromptBlocks, float]:
+        """Its prompt's blocks, and how many tokens it should have."""
         blocks = prompt_blocks(request, model=request.model) if request.no_prompt is None else NOTHING
-        return self.place_prompt(request, blocks, len(request.prompt) * _TOKENS_PER_BYTE, candidates, count, now, rng)
+        return blocks, len(request.prompt) * _TOKENS_PER_BYTE
 
-    def place_prompt(
+    def place(
         self,
-        request: InferenceRequest,
-        blocks: PromptBlocks,
-        prompt_tokens: float,
+        request: InferenceRequest | None,
+        profile: Profile,
         candidates: Sequence[Member],
         count: int,
         now: float,
         rng: Random,
     ) -> Placed:
-        """`place` for a prompt that was cut already."""
+        """Order the best `count` of the candidates, of which there is at least one. `request` is None when it was not
+        read; it must be when the profile reads bodies."""
+        if request is None or not profile.reads_body:
+            costs = least_loaded(candidates, now)
+            return Placed(cheapest(costs, count, rng), By.LOAD, load_costs=costs)
+        blocks, prompt_tokens = self.cut(request)
         held = match_prompt(self.index, blocks, self._mask) if blocks.hashes else {}
         work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
-        for by in self.profile.ways:
+        for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
                 costs_s, loads = first_token_s(candidates, work, now), _loads(candidates)
                 return Placed(cheapest_s(costs_s, loads, count, rng), by, request, blocks, work, loads, costs_s)

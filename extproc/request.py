@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
+
+
+class Route(NamedTuple):
+    """What the gateway's route says of its requests. None: nothing."""
+
+    pool: str | None = None
+    profile: str | None = None
+
+
+ANY_ROUTE = Route()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +26,7 @@ class RawRequest:
     path: str = ""  # with the query; "" where the exchange shape does not tell
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only those Envoy sent us
     body: bytes = b""
-    pool: str | None = None  # chosen by the route's configuration; None: the default pool
+    route: Route = ANY_ROUTE  # the operator's, not the stranger's
     # Addresses the gateway restricts the pick to (`host:port`, or a bare IP); None: no restriction.
     subset: frozenset[str] | None = None
 

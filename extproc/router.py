@@ -25,7 +25,7 @@ from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS
 from extproc.request import RawRequest
 from extproc.scheduling.filters import eligible, subset_of
-from extproc.scheduling.profiles import Profile
+from extproc.scheduling.profiles import PROFILES, Profile
 
 # The decision log: so many explained a second, with so many servers each. An explanation takes 0.1 to 1 ms to write.
 LOGGED_PER_S = 5
@@ -42,6 +42,7 @@ class PoolPlan:
     max_blocks: int = DEFAULT_MAX_BLOCKS  # bound of the prefix index, over all servers of the pool
     session_headers: tuple[str, ...] = ()
     session_fields: tuple[str, ...] = SESSION_FIELDS  # of the body
+    profile_header: str | None = None  # lower case; names the profile of a request; None: clients have no say
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Considered:
     """What a decision goes by."""
 
     plan: PoolPlan
-    candidates: tuple[Member, ...]
+    profile: Profile
+    candidates: Sequence[Member]
     panic: bool  # every endpoint looked bad, so all are candidates
     placed: Placed | None  # with all candidates in order; None: there is none
 
@@ -88,18 +90,20 @@ class Router:
     def pools(self) -> list[Pool]:
         return [plan.pool for plan in self.plans.values()]
 
-    def route(self, request: RawRequest, now: float) -> Decision:
+    def route(self, raw: RawRequest, now: float) -> Decision:
         """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
-        plan = self._plan(request)
+        plan = self._plan(raw)
+        profile = self._profile(plan, raw)
         pool = plan.pool
-        found = eligible(pool.members, now, request.subset)
+        placement = self.placements[pool.name]
+        request = placement.read(raw) if profile.reads_body else None
+        found = eligible(pool.members, now, raw.subset)
         candidates = found.candidates
         if not candidates:
             return self._reject(RejectionReason.NO_ENDPOINTS, "No server is available for this request.")
         if found.panic:
             self.ledger.panics[pool.name] += 1
-        placement = self.placements[pool.name]
-        placed = placement.place(request, candidates, plan.hosts, now, self._rng)
+        placed = placement.place(request, profile, candidates, plan.hosts, now, self._rng)
         members = [candidates[i] for i in placed.order]
         addresses = [member.endpoint.address for member in members]
         self._picked += 1
@@ -112,32 +116,44 @@ class Router:
         explanation = None
         if now >= self._log_from_s:  # most picks, and a burst of them, when they are few
             self._log_from_s = max(self._log_from_s, now - 1.0) + 1.0 / LOGGED_PER_S
-            explanation = _explain(plan, candidates, found.panic, placed, request, now, LOGGED_ENDPOINTS)
+            explanation = _explain(
+                Considered(plan, profile, candidates, found.panic, placed), raw, now, LOGGED_ENDPOINTS
+            )
         uncached = placed.uncached_tokens(members[0])
-        reservation = Reservation(pick, members[0], pool.name, request.path, now, uncached)
+        reservation = Reservation(pick, members[0], pool.name, raw.path, now, uncached)
         self.ledger.add(reservation)
         if explanation is not None:
             self.decisions.append(Logged(reservation, explanation))
         placement.learn(placed, members[0])
         return pick
 
-    def consider(self, request: RawRequest, now: float) -> Considered:
+    def consider(self, raw: RawRequest, now: float) -> Considered:
         """What `route` would go by for this request now, without doing anything: later picks draw the same lots."""
-        plan = self._plan(request)
-        found = eligible(plan.pool.members, now, request.subset)
-        placed = None
+        plan, placed = self._plan(raw), None
+        profile = self._profile(plan, raw)
+        placement = self.placements[plan.pool.name]
+        request = placement.read(raw) if profile.reads_body else None
+        found = eligible(plan.pool.members, now, raw.subset)
         if found.candidates:
-            placement = self.placements[plan.pool.name]
-            placed = placement.place(request, found.candidates, len(found.candidates), now, copy(self._rng))
-        return Considered(plan, tuple(found.candidates), found.panic, placed)
+            placed = placement.place(request, profile, found.candidates, len(found.candidates), now, copy(self._rng))
+        return Considered(plan, profile, tuple(found.candidates), found.panic, placed)
 
-    def explain(self, request: RawRequest, now: float) -> Explanation:
+    def explain(self, raw: RawRequest, now: float) -> Explanation:
         """Where this request would go now, and why; see `consider`."""
-        found = self.consider(request, now)
-        return _explain(found.plan, found.candidates, found.panic, found.placed, request, now)
+        return _explain(self.consider(raw, now), raw, now)
 
-    def _plan(self, request: RawRequest) -> PoolPlan:
-        return self.plans.get(request.pool, self._default) if request.pool is not None else self._default
+    def _plan(self, raw: RawRequest) -> PoolPlan:
+        return self.plans.get(raw.route.pool, self._default) if raw.route.pool is not None else self._default
+
+    @staticmethod
+    def _profile(plan: PoolPlan, raw: RawRequest) -> Profile:
+        """The route's choice counts more than the pool's, and the client's, where it may have one, more than both."""
+        profile = plan.profile
+        if raw.route.profile is not None:
+            profile = PROFILES.get(raw.route.profile, profile)
+        if plan.profile_header is not None:
+            profile = PROFILES.get(raw.headers.get(plan.profile_header, ""), profile)
+        return profile
 
     def stream_ended(self, pick_id: str, now: float) -> None:
         """The stream of a pick ended, however. Its charge ends too, unless it was detached."""
@@ -172,23 +188,16 @@ class Router:
         return Rejection(reason, 503, message, retry_after_s=1)
 
 
-def _explain(
-    plan: PoolPlan,
-    candidates: Sequence[Member],
-    panic: bool,
-    placed: Placed | None,
-    request: RawRequest,
-    now: float,
-    most: int | None = None,
-) -> Explanation:
-    subset = None if request.subset is None else subset_of(request.subset)
-    return explain(plan.pool, plan.profile, candidates, placed, now, panic=panic, subset=subset, most=most)
+def _explain(found: Considered, raw: RawRequest, now: float, most: int | None = None) -> Explanation:
+    subset = None if raw.subset is None else subset_of(raw.subset)
+    return explain(
+        found.plan.pool, found.profile, found.candidates, found.placed, now, panic=found.panic, subset=subset, most=most
+    )
 
 
 def _placement(plan: PoolPlan, kind: type[Placement]) -> Placement:
     return kind(
         plan.pool,
-        plan.profile,
         max_blocks=plan.max_blocks,
         session_headers=plan.session_headers,
         session_fields=plan.session_fields,

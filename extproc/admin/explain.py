@@ -8,25 +8,29 @@ from typing import Any
 
 from extproc.admin.status import recent
 from extproc.explanation import Explanation
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 from extproc.router import Router
+from extproc.scheduling.profiles import PROFILES
 
 DEFAULT_PATH = "/v1/chat/completions"
 _DIGITS = 4  # of seconds, ratios and tokens: 0.1 ms
 
 
-class UnknownPoolError(LookupError):
-    """A pool of that name is not configured. The message names those that are."""
+class UnknownNameError(LookupError):
+    """There is no pool or profile of that name. The message names those that there are."""
 
 
 def explanation(router: Router, request: RawRequest, now: float) -> dict[str, Any]:
     """Explain where the request would go now; nothing is done.
 
     Raises:
-        UnknownPoolError: unlike a request, which the default pool would get, a question that is mistyped is a mistake.
+        UnknownNameError: unlike a request, which the default would get, a question that is mistyped is a mistake.
     """
-    if request.pool is not None and request.pool not in router.plans:
-        raise UnknownPoolError(f'no pool "{request.pool}"; there are: {", ".join(router.plans)}')
+    pool, profile = request.route
+    if pool is not None and pool not in router.plans:
+        raise UnknownNameError(f'no pool "{pool}"; there are: {", ".join(router.plans)}')
+    if profile is not None and profile not in PROFILES:
+        raise UnknownNameError(f'no profile "{profile}"; there are: {", ".join(PROFILES)}')
     return as_json(router.explain(request, now))
 
 
@@ -34,7 +38,9 @@ def request_of(headers: Mapping[str, str], query: Mapping[str, str], body: bytes
     """The request that a question is about: its body and headers are the question's own."""
     # The HTTP server has undone the compression already.
     named = {name.lower(): value for name, value in headers.items() if name.lower() != "content-encoding"}
-    return RawRequest("POST", query.get("path", DEFAULT_PATH), named, body, query.get("pool"))
+    return RawRequest(
+        "POST", query.get("path", DEFAULT_PATH), named, body, Route(query.get("pool"), query.get("profile"))
+    )
 
 
 def decisions(router: Router, limit: int, now: float) -> list[dict[str, Any]]:

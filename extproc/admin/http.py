@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from extproc.admin.explain import UnknownPoolError, request_of
+from extproc.admin.explain import UnknownNameError, request_of
 from extproc.request import RawRequest
 
 INDEX = """extproc admin
@@ -30,7 +30,7 @@ class Answers:
 
     ready: Callable[[], bool]
     status: Callable[[], Mapping[str, Any]]
-    explain: Callable[[RawRequest], Mapping[str, Any]]  # raises UnknownPoolError
+    explain: Callable[[RawRequest], Mapping[str, Any]]  # raises UnknownNameError
     decisions: Callable[[int], list[dict[str, Any]]]  # the newest so many
 
 
@@ -60,7 +60,7 @@ def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes
             return _mistake(413, f"the body is larger than max_body_bytes, {max_body_bytes:,}")
         try:
             return web.json_response(answers.explain(request_of(request.headers, request.query, body)))
-        except UnknownPoolError as error:
+        except UnknownNameError as error:
             return _mistake(404, str(error))
 
     async def decisions(request: web.Request) -> web.Response:

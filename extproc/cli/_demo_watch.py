@@ -42,11 +42,11 @@ class Watch:
         """Watch this service from now on."""
         router, route = app.router, app.router.route
 
-        def watched(request: RawRequest, now: float) -> Decision:
-            considered = router.consider(request, now)
-            decision = route(request, now)
+        def watched(raw: RawRequest, now: float) -> Decision:
+            considered = router.consider(raw, now)
+            decision = route(raw, now)
             if isinstance(decision, Pick) and considered.placed is not None:
-                self._note(request, decision, considered, considered.placed)
+                self._note(raw, decision, considered, considered.placed)
             return decision
 
         router.route = watched  # type: ignore[method-assign]  # the demo only: a pick's reason is not kept by the router
@@ -72,6 +72,6 @@ class Watch:
     def _note(self, request: RawRequest, pick: Pick, considered: Considered, placed: Placed) -> None:
         address = str(pick.address)
         chosen = next(i for i, each in enumerate(considered.candidates) if each.address == pick.address)
-        reason = why(placed, considered.plan.profile, considered.candidates, chosen)
+        reason = why(placed, considered.profile, considered.candidates, chosen)
         self.picks.append(Seen(time.time(), request.path, address, pick.destination, reason))
         self.got[address] += 1

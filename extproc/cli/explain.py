@@ -31,6 +31,9 @@ def explain(
     body_file: Annotated[str, typer.Argument(metavar="BODY_FILE", help="The request's body; - reads standard input.")],
     path: Annotated[str, typer.Option(help="The request's path.")] = "/v1/chat/completions",
     pool: Annotated[str | None, typer.Option(help="The pool it is for. Default: the default pool.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="The profile, as a route may choose it. Default: the pool's.")
+    ] = None,
     admin: Annotated[
         str, typer.Option(help="The running service's admin address (admin.listen).")
     ] = "http://127.0.0.1:9003",
@@ -42,7 +45,9 @@ def explain(
 ) -> None:
     """Ask a running service where a request would go now, and why. Nothing is sent to any server."""
     headers = _headers(header or [])
-    query = {"path": path} | ({} if pool is None else {"pool": pool})
+    query = {"path": path} | {
+        name: value for name, value in (("pool", pool), ("profile", profile)) if value is not None
+    }
     answer = _ask(f"{_base(admin)}/explain?{urlencode(query, quote_via=quote)}", _read(body_file), headers)
     if json_:
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")

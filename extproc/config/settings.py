@@ -91,6 +91,12 @@ class ScrapeSettings(_Section):
 
 class SchedulingSettings(_Section):
     profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
+    profile_header: str | None = Field(
+        None,
+        min_length=1,
+        description="A request header with which clients may choose the profile, as x-extproc-profile; unset: they may"
+        " not. Where Envoy sends no headers (shape A) it must stand in its request_attributes.",
+    )
     hosts: int = Field(3, ge=1, le=16, description="Hosts named per pick: the first choice and its fallbacks.")
     session_headers: tuple[str, ...] = Field(
         ("x-session-id",),
@@ -105,6 +111,11 @@ class SchedulingSettings(_Section):
         ge=1000,
         description=f"Bound of what is remembered of prompts, over all servers of a pool; {BYTES_PER_BLOCK} B each.",
     )
+
+    @field_validator("profile_header")
+    @classmethod
+    def _lower_case(cls, value: str | None) -> str | None:
+        return value if value is None else value.lower()
 
     @field_validator("profile")
     @classmethod

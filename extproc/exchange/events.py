@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
+from extproc.request import ANY_ROUTE, Route
+
 
 class BodyMode(IntEnum):
     """How Envoy sends a body; the numbers are the protocol's."""
@@ -27,7 +29,7 @@ class Opening:
     method: str = ""  # from request attributes; "" when not sent
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # single headers sent as request attributes
-    pool: str | None = None
+    route: Route = ANY_ROUTE
     subset: frozenset[str] | None = None
 
 

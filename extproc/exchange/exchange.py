@@ -211,7 +211,7 @@ class Exchange:
             path=opening.path or headers.get(":path", ""),
             headers=headers,
             body=body,
-            pool=opening.pool,
+            route=opening.route,
             subset=opening.subset,
         )
         return [RequestPick(raw)]

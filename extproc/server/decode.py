@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.pb.ext_proc_pb2 import FULL_DUPLEX_STREAMED, ProcessingRequest
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -91,7 +91,7 @@ def part_of(message: ProcessingRequest) -> Part | None:
     return _PARTS[kind] if kind is not None else None
 
 
-def opening(message: ProcessingRequest, pool: str | None) -> Opening:
+def opening(message: ProcessingRequest, route: Route) -> Opening:
     """What the first message of a stream carries beside its part."""
     config = message.protocol_config
     method, path, headers = _facts(message)
@@ -102,7 +102,7 @@ def opening(message: ProcessingRequest, pool: str | None) -> Opening:
         method=method,
         path=path,
         headers=headers,
-        pool=pool,
+        route=route,
         subset=_subset(message) if message.HasField("metadata_context") else None,
     )
 
@@ -118,11 +118,11 @@ def is_whole_body(message: ProcessingRequest) -> bool:
     )
 
 
-def whole_request(message: ProcessingRequest, pool: str | None) -> RawRequest:
+def whole_request(message: ProcessingRequest, route: Route) -> RawRequest:
     """The request of a message for which `is_whole_body` holds."""
     method, path, headers = _facts(message)
     subset = _subset(message) if message.HasField("metadata_context") else None
-    return RawRequest(method, path, headers, message.request_body.body, pool, subset)
+    return RawRequest(method, path, headers, message.request_body.body, route, subset)
 
 
 def _facts(message: ProcessingRequest) -> tuple[str, str, dict[str, str]]:

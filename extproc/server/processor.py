@@ -17,6 +17,7 @@ from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, Sen
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.request import ANY_ROUTE, Route
 from extproc.router import Router
 from extproc.server import decode, encode
 from extproc.server.durations import Durations
@@ -24,7 +25,9 @@ from extproc.server.durations import Durations
 log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-POOL_METADATA = "x-extproc-pool"  # gRPC initial metadata that a route's configuration may set
+# gRPC initial metadata that a route's configuration may set.
+POOL_METADATA = "x-extproc-pool"
+PROFILE_METADATA = "x-extproc-profile"
 
 _EOF = grpc.aio.EOF
 _parse = decode.parse
@@ -70,7 +73,6 @@ class Processor:
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
         self._clock = clock
-        self._several_pools = len(router.plans) > 1
 
     async def process(self, _request_iterator: object, context: Any) -> None:
         """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it. A fault ends it
@@ -106,14 +108,14 @@ class Processor:
         if raw is _EOF:
             return
         message = _parse(raw)
-        pool = self._pool(context) if self._several_pools else None
+        route = self._route(context)
         if decode.is_whole_body(message):
-            await self._whole_body(message, pool, context, pick_ids)
+            await self._whole_body(message, route, context, pick_ids)
             return
         part = decode.part_of(message)
         close_early = self._close_early()
         exchange = Exchange(
-            decode.opening(message, pool),
+            decode.opening(message, route),
             part or Part.REQUEST_HEADERS,
             max_body_bytes=self._max_body_bytes,
             close_early=close_early,
@@ -127,16 +129,14 @@ class Processor:
             message = _parse(raw)
             part = decode.part_of(message)
 
-    async def _whole_body(
-        self, message: ProcessingRequest, pool: str | None, context: Any, pick_ids: list[str]
-    ) -> None:
+    async def _whole_body(self, message: ProcessingRequest, route: Route, context: Any, pick_ids: list[str]) -> None:
         """A whole exchange of shape BODY_FIRST.
 
         It says what `Exchange` would say, which a test compares, without a value for each step between: this shape is
         the one we ship, and it costs the service a fifth less CPU this way.
         """
         started_s = self._clock()
-        decision = self._router.route(decode.whole_request(message, pool), started_s)
+        decision = self._router.route(decode.whole_request(message, route), started_s)
         if isinstance(decision, Pick):
             pick_ids.append(decision.pick_id)
             reply = encode.whole_body_pick(decision)
@@ -181,11 +181,14 @@ class Processor:
         return False
 
     @staticmethod
-    def _pool(context: Any) -> str | None:
+    def _route(context: Any) -> Route:
+        pool = profile = None
         for key, value in context.invocation_metadata() or ():
             if key == POOL_METADATA:
-                return str(value)
-        return None
+                pool = str(value)
+            elif key == PROFILE_METADATA:
+                profile = str(value)
+        return ANY_ROUTE if pool is profile is None else Route(pool, profile)
 
 
 def handlers(processor: Processor) -> grpc.GenericRpcHandler:

@@ -7,7 +7,7 @@ see what knowing is worth, more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -16,11 +16,10 @@ from extproc.affinity.ring import Ring
 from extproc.config.settings import SchedulingSettings, ScrapeSettings
 from extproc.decision import Completion, Pick
 from extproc.endpoint import Address, Endpoint
-from extproc.placement import Placed, Placement
-from extproc.pool.member import Member
+from extproc.placement import Placement
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
-from extproc.prefix.turns import PromptBlocks
+from extproc.prefix.turns import NOTHING, PromptBlocks
 from extproc.request import ApiKind, InferenceRequest, RawRequest
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES, Profile
@@ -83,19 +82,35 @@ class _CutRequest(RawRequest):
     """A request whose prompt is cut already, in place of its body."""
 
     arrival: Arrival | None = None
-    blocks: PromptBlocks | None = None
+    blocks: PromptBlocks = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class _CutInference(InferenceRequest):
+    """What is understood of one."""
+
+    blocks: PromptBlocks = NOTHING
+    prompt_tokens: float = 0.0
 
 
 class _CutPlacement(Placement):
     """Placement that takes a prompt's blocks as they come with the request. All else is the service's own."""
 
-    def place(self, raw: RawRequest, candidates: Sequence[Member], count: int, now: float, rng: Random) -> Placed:
-        if not self.profile.reads_body or not isinstance(raw, _CutRequest):
-            return super().place(raw, candidates, count, now, rng)
-        assert raw.arrival is not None
-        assert raw.blocks is not None
-        request = InferenceRequest(ApiKind.CHAT, prompt=b"cut", session_key=raw.arrival.session)
-        return self.place_prompt(request, raw.blocks, raw.arrival.prompt_tokens, candidates, count, now, rng)
+    def read(self, raw: RawRequest) -> InferenceRequest:
+        if not isinstance(raw, _CutRequest) or raw.arrival is None:
+            return super().read(raw)
+        return _CutInference(
+            ApiKind.CHAT,
+            prompt=b"cut",
+            session_key=raw.arrival.session,
+            blocks=raw.blocks,
+            prompt_tokens=raw.arrival.prompt_tokens,
+        )
+
+    def cut(self, request: InferenceRequest) -> tuple[PromptBlocks, float]:
+        if isinstance(request, _CutInference):
+            return request.blocks, request.prompt_tokens
+        return super().cut(request)
 
 
 class RouterPolicy:

@@ -8,7 +8,7 @@ from extproc.decision import Outcome
 from extproc.endpoint import Address
 from extproc.pool.ledger import DETACHED_MAX_S, LOG_WAIT_S, RECENT
 from extproc.pool.member import SETTLE_S
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 from tests.support.fleet import (
     address,
     ended,
@@ -138,7 +138,7 @@ def test_a_host_that_is_not_ours_counts_for_nobodys_health() -> None:
 
 def test_a_server_in_two_pools_is_charged_in_the_pool_of_the_request() -> None:
     fleet = router(pool(2, "a"), pool(2, "b"))
-    pick = fleet.route(RawRequest(pool="b", subset=frozenset(ONE)), 0.0)
+    pick = fleet.route(RawRequest(route=Route("b"), subset=frozenset(ONE)), 0.0)
     fleet.complete(ended(pick, served=address(2), final=False), 0.0)  # type: ignore[arg-type]
     assert in_flight(fleet) == [0, 0, 0, 1]
 

@@ -10,7 +10,7 @@ from extproc.decision import Completion, Pick
 from extproc.endpoint import Address
 from extproc.pool.ledger import DETACHED_MAX_S, LOG_WAIT_S
 from extproc.pool.member import Member
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 from tests.support.fleet import address, endpoint, pool, router, sample
 
 NUMBERS = st.integers(1, 5)
@@ -38,7 +38,7 @@ class Account(RuleBasedStateMachine):
 
     @rule(to=st.sampled_from([None, "vllm", "other"]), close_early=st.booleans())
     def route(self, to: str | None, close_early: bool) -> None:
-        decision = self.router.route(RawRequest(pool=to), self.now)
+        decision = self.router.route(RawRequest(route=Route(to)), self.now)
         if isinstance(decision, Pick):
             self.picks.append(decision)
             if close_early:

@@ -10,7 +10,7 @@ from extproc.decision import Pick, Rejection, RejectionReason
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.health import EJECT_S
 from extproc.pool.pool import Pool
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
 from tests.support.fleet import (
@@ -93,8 +93,38 @@ def test_the_route_chooses_the_pool_and_an_unnamed_or_unknown_one_is_the_default
         [PoolPlan(pool(1, name), PROFILES["least-loaded"], 1) for name in ("a", "b")], default_pool="b", rng=Random(1)
     )
     for asked in ("a", "b", None, "nope"):
-        fleet.route(RawRequest(pool=asked), 0.0)
+        fleet.route(RawRequest(route=Route(asked)), 0.0)
     assert fleet.ledger.picks == {"a": 1, "b": 3}
+
+
+CHAT = b'{"model": "m", "user": "u", "messages": [{"role": "user", "content": "hello"}]}'
+
+
+def profile_used(fleet: Router, route: str | None, header: str | None) -> str:
+    headers = {} if header is None else {"x-profile": header}
+    raw = RawRequest("POST", "/v1/chat/completions", headers, CHAT, Route(profile=route))
+    fleet.route(raw, 10.0 * len(fleet.decisions))  # far apart, so that each is in the decision log
+    assert fleet.explain(raw, 0.0).profile == fleet.decisions[-1].explanation.profile
+    return fleet.decisions[-1].explanation.profile
+
+
+@pytest.mark.parametrize(
+    ("allowed", "route", "header", "used"),
+    [
+        (False, None, None, "session"),
+        (False, "least-loaded", None, "least-loaded"),
+        (False, "cache-aware", "prefix-hash", "cache-aware"),
+        (False, None, "prefix-hash", "session"),  # clients have no say
+        (True, None, "prefix-hash", "prefix-hash"),
+        (True, "cache-aware", "prefix-hash", "prefix-hash"),
+        (True, "cache-aware", None, "cache-aware"),
+        (True, "cache-aware", "nonsense", "cache-aware"),
+        (True, "nonsense", "", "session"),
+    ],
+)
+def test_header_before_route_before_pool(allowed: bool, route: str | None, header: str | None, used: str) -> None:
+    plan = PoolPlan(pool(3), PROFILES["session"], 1, profile_header="x-profile" if allowed else None)
+    assert profile_used(Router([plan], rng=Random(1)), route, header) == used
 
 
 def test_pick_ids_are_unique_and_carry_the_prefix_of_the_process() -> None:

@@ -28,6 +28,9 @@ class Scripted:
     async def write(self, reply: bytes) -> None:
         self.written.append(reply)
 
+    def invocation_metadata(self) -> None:
+        return None  # as grpc says when there is none
+
 
 def body_first(mode: int = BUFFERED) -> ProcessingRequest:
     message = ProcessingRequest()

@@ -12,6 +12,7 @@ from extproc.endpoint import Address
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.pb import accesslog_pb2
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.request import ANY_ROUTE, Route
 from extproc.server import access_log, decode
 from tests.support.typed_envoy import ListValue, Struct, Value, core, ext_proc, ext_proc_filter, log_data, log_service
 
@@ -105,15 +106,15 @@ def test_the_body_modes_are_read_from_the_first_message(mode: BodyMode) -> None:
             request_body_mode=Mode(mode.value), response_body_mode=Mode.FULL_DUPLEX_STREAMED
         ),
     )
-    opening = decode.opening(read(message), "a-pool")
-    assert opening == Opening(mode, BodyMode.FULL_DUPLEX_STREAMED, observe_only=True, pool="a-pool")
+    opening = decode.opening(read(message), Route("a-pool"))
+    assert opening == Opening(mode, BodyMode.FULL_DUPLEX_STREAMED, observe_only=True, route=Route("a-pool"))
 
 
 @pytest.mark.parametrize("number", [5, 6, 99])
 def test_of_a_body_mode_newer_than_us_only_the_headers_are_relied_on(number: int) -> None:
     message = ProcessingRequest()
     message.protocol_config.request_body_mode = number  # type: ignore[assignment]
-    assert decode.opening(message, None).request_body is BodyMode.NONE
+    assert decode.opening(message, ANY_ROUTE).request_body is BodyMode.NONE
 
 
 def test_attributes_give_path_method_and_single_headers() -> None:
@@ -129,7 +130,7 @@ def test_attributes_give_path_method_and_single_headers() -> None:
     message = ext_proc.ProcessingRequest(
         request_body=ext_proc.HttpBody(), attributes={"envoy.filters.http.ext_proc": Struct(fields=fields)}
     )
-    opening = decode.opening(read(message), None)
+    opening = decode.opening(read(message), ANY_ROUTE)
     assert (opening.path, opening.method) == ("/v1/completions?x", "POST")
     assert opening.headers == {"x-session-id": "s-1", "x-tenant": "t"}
 
@@ -139,7 +140,7 @@ def hinted(value: Any, namespace: str = "envoy.lb.subset_hint") -> Opening:
     message = ext_proc.ProcessingRequest(
         request_headers=ext_proc.HttpHeaders(), metadata_context=core.Metadata(filter_metadata={namespace: hint})
     )
-    return decode.opening(read(message), None)
+    return decode.opening(read(message), ANY_ROUTE)
 
 
 def test_the_gateways_subset_comes_as_a_list_or_with_commas() -> None:
@@ -154,14 +155,14 @@ def test_a_subset_that_is_there_but_empty_allows_nothing_and_an_absent_one_every
     assert hinted(Value(list_value=ListValue())).subset == frozenset()
     assert hinted(Value(string_value="")).subset == frozenset()
     assert hinted(Value(string_value="10.0.0.1"), namespace="envoy.lb").subset is None
-    assert decode.opening(read(ext_proc.ProcessingRequest()), None).subset is None
+    assert decode.opening(read(ext_proc.ProcessingRequest()), ANY_ROUTE).subset is None
 
 
 def test_a_header_named_like_the_hint_is_no_hint() -> None:
     """case b08: only metadata of the gateway counts"""
     pair = ("x-gateway-destination-endpoint-subset", b"10.0.0.1:8000")
     message = ext_proc.ProcessingRequest(request_headers=ext_proc.HttpHeaders(headers=headers(pair)))
-    assert decode.opening(read(message), None).subset is None
+    assert decode.opening(read(message), ANY_ROUTE).subset is None
 
 
 def test_a_message_of_a_kind_that_we_do_not_know_has_no_part() -> None:

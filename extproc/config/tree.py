@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.nodes import Node as YamlNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scanner import RoundTripScanner
 
 Scalar = str | int | float | bool | None
 MAX_NODES = 500_000  # after aliases are expanded; a file of nested aliases would otherwise fill the memory
@@ -34,6 +37,36 @@ class TreeError(Exception):
     def __init__(self, line: int | None, message: str, cure: str) -> None:
         super().__init__(message)
         self.line, self.message, self.cure = line, message, cure
+
+
+def _too_deep(line: int, cure: str) -> TreeError:
+    return TreeError(line, f"is nested deeper than {MAX_DEPTH} levels", cure)
+
+
+_FLATTEN = "close what is open, or flatten it"
+
+
+class _BoundedScanner(RoundTripScanner):
+    """Stops at the bracket that is one too many: the scanner looks far ahead of the composer, for each one again."""
+
+    def fetch_flow_collection_start(self, *args: Any, **more: Any) -> None:
+        if len(self.flow_context) > MAX_DEPTH:
+            raise _too_deep(self.reader.line + 1, _FLATTEN)
+        super().fetch_flow_collection_start(*args, **more)
+
+
+class _BoundedComposer(Composer):
+    """Stops before a document's depth becomes Python's."""
+
+    _levels = -1  # the root's is 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self._levels >= MAX_DEPTH:
+            raise _too_deep(self.parser.peek_event().start_mark.line + 1, _FLATTEN)
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +134,16 @@ def compose(text: str) -> YamlNode:
     """Raises TreeError, with the line, for whatever is not one YAML document."""
     if "\t" in text:  # between YAML tokens a tab is a blank, but ruamel.yaml knows that only within a line
         text = _tabs_in_json(text)
+    yaml = YAML(typ="rt", pure=True)
+    yaml.Scanner, yaml.Composer = _BoundedScanner, _BoundedComposer
     try:
-        root: YamlNode | None = YAML(typ="rt", pure=True).compose(text)
+        root: YamlNode | None = yaml.compose(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
         raise TreeError(line, "has a character that YAML does not allow", "remove it") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise TreeError(mark.line + 1 if mark else None, *_syntax(error)) from None
-    except RecursionError:
-        raise TreeError(None, f"is nested deeper than {MAX_DEPTH} levels", "flatten it") from None
     except (YAMLError, ValueError, LookupError, TypeError, AttributeError, AssertionError, NotImplementedError):
         raise TreeError(None, "is not YAML", "correct its syntax") from None
     if root is None or (isinstance(root, ScalarNode) and root.value == ""):
@@ -138,7 +171,7 @@ class _Builder:
         if self._count > MAX_NODES:
             raise TreeError(line, "its aliases expand to too many values", "write them out, or use fewer")
         if depth > MAX_DEPTH:
-            raise TreeError(line, f"is nested deeper than {MAX_DEPTH} levels", "does an alias contain itself?")
+            raise _too_deep(line, "does an alias contain itself?")
         if isinstance(raw, MappingNode):
             return Node(path, line, self._mapping(raw, path, depth))
         if isinstance(raw, SequenceNode):

@@ -13,6 +13,8 @@ class RejectionReason(StrEnum):
 
     NO_ENDPOINTS = "no_endpoints"
     INVALID = "invalid"
+    OVERLOADED = "overloaded"
+    MODEL_NOT_FOUND = "model_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,11 @@ class Rejection:
 
     reason: RejectionReason
     status: int  # HTTP
-    message: str  # for the client; never contains any of the request
+    message: str  # for the client; of the request it contains at most a model's name, cut and printable
     retry_after_s: int | None = None
+    # The pool whose servers are to be asked for their models before this is sent: what they said is a while ago. None:
+    # it can be sent.
+    doubtful: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Pick:
     address: Address
     fallbacks: tuple[Address, ...]
     destination: str  # what Envoy reads: `ip:port[,ip:port...]`
+    stores: bool = False  # the server may keep its response, under an id that its body begins with
 
 
 Decision = Pick | Rejection
@@ -50,15 +56,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What Envoy's access log tells of a request, once it has ended (`final`) or has reached a server."""
+    """What Envoy's access log tells of a request, once it has ended (`final`) or has reached a server.
+
+    With `attempt_ended` it is not about the request but about one attempt of it, which is over: `served`, `status` and
+    `flags` are the attempt's.
+    """
 
     pick_id: str | None  # None: the request was routed without us
     served: Address | None  # None: no server was reached
     final: bool = True
-    status: int | None = None  # HTTP; None: the client got no response
+    status: int | None = None  # HTTP; None: there was no response
     flags: tuple[str, ...] = ()  # Envoy's response flags by their protobuf names
     details: str = ""  # Envoy's response code details
     attempts: int = 1
     duration_s: float | None = None  # whole request, as Envoy saw it
     first_byte_s: float | None = None  # to the first byte from the server; its headers, so not TTFT
     cluster: str = ""
+    attempt_ended: bool = False  # only where not final

@@ -17,8 +17,9 @@ from extproc.prefix.blocks import blocks_within
 from extproc.request import InferenceRequest
 from extproc.scheduling.costs import Terms, first_token_s
 from extproc.scheduling.filters import Subset, drop_reason
-from extproc.scheduling.profiles import By, Profile
-from extproc.why import why, why_nobody
+from extproc.scheduling.profiles import Profile
+from extproc.scheduling.shedding import Shed
+from extproc.why import why, why_nobody, why_refused, why_shed
 
 _MODEL_CHARS = 100  # it is the client's text
 
@@ -66,7 +67,7 @@ class Explanation:
     by: str | None  # the way of the profile that decided; None: there was nothing to decide
     panic: bool  # every server looked bad, so all of them were used
     request: Understood | None  # None: the profile does not read bodies
-    chosen: str | None  # None: nobody can be picked
+    chosen: str | None  # None: nobody can be picked, or the request would be turned away
     why: str  # one sentence
     endpoints: tuple[Weighed, ...]  # the chosen first, the dropped last
     left_out: int  # servers that are not listed
@@ -88,11 +89,16 @@ def explain(
     now: float,
     *,
     panic: bool = False,
+    shed: Shed | None = None,
     subset: Subset | None = None,
+    model: str | None = None,
+    refused: bool = False,
     most: int | None = None,
 ) -> Explanation:
     """Explain what `placed` says, before anything is done about it. `placed` is None when there are no candidates.
 
+    `shed`: the request is turned away; the servers stand in the order that it would have them in otherwise.
+    `model`: servers that do not serve it are dropped; None: none is for that. `refused`: that is all of them, for sure.
     `most` bounds the servers listed; None: all.
     """
     members = _in_order(pool.members, candidates, placed)
@@ -100,18 +106,22 @@ def explain(
     place = {id(member): i for i, member in enumerate(candidates)}
     ranks = {} if placed is None else {i: rank for rank, i in enumerate(placed.order, start=1)}
     terms: list[Terms] = []
-    if placed is not None and placed.by is By.FIRST_TOKEN:
+    if placed is not None and placed.costs_s:
         first_token_s(candidates, placed.work, now, terms)
     rows = []
     for member in listed:
         i = place.get(id(member))
         if i is None or placed is None:
-            rows.append(_weighed(member, now, dropped=_dropped(member, now, subset)))
+            rows.append(_weighed(member, now, dropped=_dropped(member, now, subset, model)))
         else:
             cost = (terms[i], placed.costs_s[i]) if terms else None
             rows.append(_weighed(member, now, rank=ranks.get(i), placed=placed, cost=cost))
     if placed is None:
-        chosen, sentence = None, why_nobody(_dropped(member, now, subset) for member in pool.members)
+        chosen, sentence = None, why_nobody(_dropped(member, now, subset, model) for member in pool.members)
+        if refused and model is not None:
+            sentence = why_refused(model)
+    elif shed is not None:
+        chosen, sentence = None, why_shed(shed)
     else:
         chosen = str(candidates[placed.order[0]].address)
         panics = "every endpoint looks bad, so all are used: " if panic else ""
@@ -176,8 +186,8 @@ def _weighed(
     )
 
 
-def _dropped(member: Member, now: float, subset: Subset | None) -> str:
-    return drop_reason(member, now, subset) or "another is preferred"
+def _dropped(member: Member, now: float, subset: Subset | None, model: str | None) -> str:
+    return drop_reason(member, now, subset, model) or "another is preferred"
 
 
 def _understood(request: InferenceRequest, placed: Placed) -> Understood:

@@ -7,22 +7,25 @@ its keys prefer (`affinity`), and what it would cost where (`scheduling`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from extproc.affinity.bound import bounded
 from extproc.affinity.ring import Ring
+from extproc.affinity.stored import StoredResponses
 from extproc.openai.understand import SESSION_FIELDS, understand
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
+from extproc.pool.reservation import Prompt
 from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS, ApproximateIndex
 from extproc.prefix.blocks import BLOCK_BYTES
 from extproc.prefix.turns import NOTHING, PromptBlocks, learn, match_prompt, prompt_blocks
-from extproc.request import InferenceRequest, RawRequest
+from extproc.request import ApiKind, InferenceRequest, RawRequest
 from extproc.scheduling.costs import Cost, first_token_s, least_loaded
 from extproc.scheduling.pickers import cheapest, cheapest_s
 from extproc.scheduling.profiles import By, Profile
+from extproc.scheduling.tally import Tally
 from extproc.scheduling.work import UNKNOWN, Work
 
 UNIT_TOKENS = 64  # what a unit of the prefix index stands for
@@ -44,6 +47,7 @@ class Placed:
     loads: Sequence[float] = ()  # in flight by weight, by candidate; not for By.LOAD
     costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
     load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
+    # By.STORED decides the first alone; the others, and what is here of all, are by the way that the profile has.
 
     def uncached_tokens(self, member: Member) -> float | None:
         """Of the prompt, what that server must compute; None: the profile does not read prompts."""
@@ -51,7 +55,8 @@ class Placed:
 
 
 class Placement:
-    """How one pool's requests are placed, and what is remembered for it: who holds which prefixes, and the ring."""
+    """How one pool's requests are placed, and what is remembered for it: who holds which prefixes, who has which stored
+    responses, and the ring."""
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class Placement:
         session_fields: Sequence[str] = SESSION_FIELDS,
     ) -> None:
         self.index = ApproximateIndex(max_blocks)
+        self.stored: StoredResponses[Member] = StoredResponses()
+        self.tally = Tally()
         self._pool = pool
         self._ring = Ring()
         self._mask = 0  # of all members' slots
@@ -77,7 +84,10 @@ class Placement:
             self.index.set_capacity(member.slot, tokens // UNIT_TOKENS)
         if before is None:
             return
-        if sample.sleeping or restarted(before, sample):
+        anew = restarted(before, sample)
+        if anew:
+            self.stored.forget((member,))
+        if anew or sample.sleeping:
             self.index.forget(member.slot)
         elif before.generation_tokens is not None and sample.generation_tokens is not None:
             self.index.occupy(member.slot, int(sample.generation_tokens - before.generation_tokens) // UNIT_TOKENS)
@@ -105,6 +115,25 @@ class Placement:
         if request is None or not profile.reads_body:
             costs = least_loaded(candidates, now)
             return Placed(cheapest(costs, count, rng), By.LOAD, load_costs=costs)
+        placed = self._by_ways(request, profile, candidates, count, now, rng)
+        if request.response_id is not None and request.kind is ApiKind.RESPONSES:
+            holder = self.stored.who(request.response_id, now)
+            first = next((i for i, member in enumerate(candidates) if member is holder), None)
+            if first is not None:  # it is neither unknown nor left out of the candidates
+                order = [first, *(i for i in placed.order if i != first)][:count]
+                placed = replace(placed, order=order, by=By.STORED)
+        return placed
+
+    def _by_ways(
+        self,
+        request: InferenceRequest,
+        profile: Profile,
+        candidates: Sequence[Member],
+        count: int,
+        now: float,
+        rng: Random,
+    ) -> Placed:
+        """The order by the first way of the profile that has what it needs."""
         blocks, prompt_tokens = self.cut(request)
         held = match_prompt(self.index, blocks, self._mask) if blocks.hashes else {}
         work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
@@ -119,14 +148,29 @@ class Placement:
         costs = least_loaded(candidates, now)
         return Placed(cheapest(costs, count, rng), By.LOAD, request, blocks, work, load_costs=costs)
 
-    def learn(self, placed: Placed, member: Member) -> None:
-        """The request went there: the server will hold its prompt."""
-        if placed.blocks.hashes:
+    def learn(self, placed: Placed, member: Member, now: float) -> None:
+        """The request went there: the server will hold its prompt, and perhaps its response."""
+        request, hashes = placed.request, placed.blocks.hashes
+        self.tally.add(placed.by, request, blocks=len(hashes), work=placed.work, slot=member.slot)
+        if hashes:
             learn(self.index, member.slot, placed.blocks)
+        if request is not None and request.stores:
+            if placed.by is By.STORED and request.response_id is not None:
+                self.stored.put(request.response_id, member, now)  # who asks again and again is not forgotten
+            if request.own_response_id is not None:
+                self.stored.put(request.own_response_id, member, now)
+
+    def learn_prompt(self, prompt: Prompt, member: Member) -> None:
+        """Another server than the one it was picked for serves the request. The other may hold it, too: that is left
+        to be forgotten in time."""
+        if self._pool.member(member.address) is member:  # its slot is one of this pool's
+            self.index.insert(member.slot, prompt.hashes, prompt.mark)
 
     def _members_changed(self, added: Sequence[Member], removed: Sequence[Member]) -> None:
         for member in removed:
             self.index.remove(member.slot)
+        if removed:
+            self.stored.forget(removed)
         usual = self._usual_rate()  # of those that were here before
         for member in added:
             member.slot = self.index.add_endpoint()

@@ -74,8 +74,11 @@ class InferenceRequest:
     cache_salt: str | None = field(default=None, repr=False)
     session_key: str | None = field(default=None, repr=False)  # never empty
     response_id: str | None = field(default=None, repr=False)  # the stored response it continues or asks for
+    stores: bool = False  # the server may keep its response, for later requests to name
+    own_response_id: str | None = field(default=None, repr=False)  # of that response, if the client chose it
     max_tokens: int | None = None  # upper bound on generated tokens; None: not given
     stream: bool = False
+    priority: int = 0  # as for vLLM, a lower number is more important
     # Bytes of `prompt` that hold the last answer of the model which more input follows: who served the request before
     # this one generated them. Equal: there is none.
     generated_from: int = 0

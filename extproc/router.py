@@ -15,17 +15,22 @@ from random import Random
 from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
 from extproc.explanation import Explanation, Logged, explain
+from extproc.openai.answer import response_id_of
+from extproc.openai.priority import priority_of
 from extproc.openai.understand import SESSION_FIELDS
-from extproc.placement import Placed, Placement
+from extproc.placement import Placed, Placement, restarted
 from extproc.pool.ledger import RECENT, Ledger
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS
-from extproc.request import RawRequest
+from extproc.request import ANY_ROUTE, InferenceRequest, RawRequest
 from extproc.scheduling.filters import eligible, subset_of
 from extproc.scheduling.profiles import PROFILES, Profile
+from extproc.scheduling.shedding import Shed, ShedRule, shed
+from extproc.serving import members_for, no_such_model
+from extproc.unknown import NamedBy, UnknownNames
 
 # The decision log: so many explained a second, with so many servers each. An explanation takes 0.1 to 1 ms to write.
 LOGGED_PER_S = 5
@@ -43,6 +48,10 @@ class PoolPlan:
     session_headers: tuple[str, ...] = ()
     session_fields: tuple[str, ...] = SESSION_FIELDS  # of the body
     profile_header: str | None = None  # lower case; names the profile of a request; None: clients have no say
+    shed: tuple[ShedRule, ...] = ()  # whom to turn away when all servers are full; empty: nobody
+    priority_header: str | None = None  # lower case; names a request's priority, before its body does
+    # A server's list of models older than this is no ground to refuse a request; None: nothing is.
+    refuse_models_within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,9 @@ class Considered:
     candidates: Sequence[Member]
     panic: bool  # every endpoint looked bad, so all are candidates
     placed: Placed | None  # with all candidates in order; None: there is none
+    shed: Shed | None = None  # the request is turned away all the same
+    model: str | None = None  # servers that do not serve it are out; None: none is, for that
+    refused: bool = False  # which is sure of all of them
 
 
 class Router:
@@ -79,6 +91,7 @@ class Router:
             name: _placement(plan, placement) for name, plan in self.plans.items()
         }
         self.ledger = Ledger()
+        self.unknown = UnknownNames()
         self.decisions: deque[Logged] = deque(maxlen=RECENT)  # a sample of the picks
         self._log_from_s = float("-inf")
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
@@ -94,37 +107,60 @@ class Router:
         """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
         plan = self._plan(raw)
         profile = self._profile(plan, raw)
+        if raw.route is not ANY_ROUTE or plan.profile_header is not None:
+            self._count_unknown(plan, raw)
         pool = plan.pool
         placement = self.placements[pool.name]
-        request = placement.read(raw) if profile.reads_body else None
-        found = eligible(pool.members, now, raw.subset)
+        request = placement.read(raw) if profile.reads_body or pool.mixed else None
+        members = members_for(pool, request, plan.refuse_models_within_s, now)
+        if not members and request is not None and request.model is not None and pool.members:
+            self.ledger.rejections[RejectionReason.MODEL_NOT_FOUND] += 1
+            return no_such_model(pool, request.model, now)
+        found = eligible(members, now, raw.subset)
         candidates = found.candidates
         if not candidates:
             return self._reject(RejectionReason.NO_ENDPOINTS, "No server is available for this request.")
         if found.panic:
             self.ledger.panics[pool.name] += 1
+        elif plan.shed:
+            away = _shed(plan, raw, request, candidates, now)
+            if away is not None:
+                return self._reject(
+                    RejectionReason.OVERLOADED,
+                    "All servers are busy; please retry later.",
+                    status=429,
+                    retry_after_s=away.retry_after_s,
+                )
         placed = placement.place(request, profile, candidates, plan.hosts, now, self._rng)
-        members = [candidates[i] for i in placed.order]
-        addresses = [member.endpoint.address for member in members]
+        named = [candidates[i] for i in placed.order]
+        addresses = [member.endpoint.address for member in named]
         self._picked += 1
         pick = Pick(
             pick_id=f"{self._id_prefix}{self._picked:x}",
             address=addresses[0],
             fallbacks=tuple(addresses[1:]),
             destination=",".join([address.text for address in addresses]),
+            stores=placed.request is not None and placed.request.stores,
         )
         explanation = None
         if now >= self._log_from_s:  # most picks, and a burst of them, when they are few
             self._log_from_s = max(self._log_from_s, now - 1.0) + 1.0 / LOGGED_PER_S
             explanation = _explain(
-                Considered(plan, profile, candidates, found.panic, placed), raw, now, LOGGED_ENDPOINTS
+                Considered(plan, profile, candidates, found.panic, placed, model=_sieve(pool, members, request)),
+                raw,
+                now,
+                LOGGED_ENDPOINTS,
             )
-        uncached = placed.uncached_tokens(members[0])
-        reservation = Reservation(pick, members[0], pool.name, raw.path, now, uncached)
+        uncached = placed.uncached_tokens(named[0])
+        reservation = Reservation(pick, named[0], pool.name, raw.path, now, uncached)
         self.ledger.add(reservation)
         if explanation is not None:
             self.decisions.append(Logged(reservation, explanation))
-        placement.learn(placed, members[0])
+        placement.learn(placed, named[0], now)
+        if placed.blocks.hashes:
+            reservation.prompt = placed.blocks
+        if pick.stores and placed.request is not None:
+            reservation.response_id = placed.request.own_response_id
         return pick
 
     def consider(self, raw: RawRequest, now: float) -> Considered:
@@ -132,11 +168,17 @@ class Router:
         plan, placed = self._plan(raw), None
         profile = self._profile(plan, raw)
         placement = self.placements[plan.pool.name]
-        request = placement.read(raw) if profile.reads_body else None
-        found = eligible(plan.pool.members, now, raw.subset)
+        pool = plan.pool
+        request = placement.read(raw) if profile.reads_body or pool.mixed else None
+        members = members_for(pool, request, plan.refuse_models_within_s, now)
+        found = eligible(members, now, raw.subset)
         if found.candidates:
             placed = placement.place(request, profile, found.candidates, len(found.candidates), now, copy(self._rng))
-        return Considered(plan, profile, tuple(found.candidates), found.panic, placed)
+        away, model = None, _sieve(pool, members, request)
+        if plan.shed and found.candidates and not found.panic:
+            away = _shed(plan, raw, request, found.candidates, now)
+        refused = bool(pool.members) and not members
+        return Considered(plan, profile, tuple(found.candidates), found.panic, placed, away, model, refused)
 
     def explain(self, raw: RawRequest, now: float) -> Explanation:
         """Where this request would go now, and why; see `consider`."""
@@ -155,6 +197,28 @@ class Router:
             profile = PROFILES.get(raw.headers.get(plan.profile_header, ""), profile)
         return profile
 
+    def _count_unknown(self, plan: PoolPlan, raw: RawRequest) -> None:
+        pool, profile = raw.route
+        if pool is not None and pool not in self.plans:
+            self.unknown.add(NamedBy.ROUTE_POOL, pool)
+        if profile is not None and profile not in PROFILES:
+            self.unknown.add(NamedBy.ROUTE_PROFILE, profile)
+        if plan.profile_header is not None:
+            profile = raw.headers.get(plan.profile_header)
+            if profile and profile not in PROFILES:
+                self.unknown.add(NamedBy.HEADER_PROFILE, profile)
+
+    def response_began(self, pick_id: str, head: bytes, now: float) -> None:
+        """The body of a response begins so: it may tell the id under which its server keeps it."""
+        reservation = self.ledger.find(pick_id)
+        if reservation is not None and reservation.response_id is None:
+            reservation.response_id = response_id_of(head)
+            self._stored(reservation, now)
+
+    def withdraw(self, rejection: Rejection) -> None:
+        """It was not sent: another decision follows."""
+        self.ledger.rejections[rejection.reason] -= 1
+
     def stream_ended(self, pick_id: str, now: float) -> None:
         """The stream of a pick ended, however. Its charge ends too, unless it was detached."""
         self.ledger.stream_ended(pick_id, now)
@@ -166,13 +230,16 @@ class Router:
     def complete(self, completion: Completion, now: float) -> None:
         """Take in what the access log tells of a request, and let it count for the server's health."""
         reservation = self.ledger.complete(completion, self.pools, now)
-        if reservation is None or not completion.final or completion.served != reservation.member.address:
-            return  # the last: no server was reached, or one that is not ours
-        health = reservation.member.health
-        if reservation.outcome is Outcome.FAILED:
-            health.request_fault(now)
-        elif reservation.outcome is Outcome.OK and (completion.status or 0) < 400:
-            health.request_ok(reservation.picked_at_s)  # a 4xx says nothing: a broken engine can still refuse politely
+        if reservation is None:
+            return
+        if reservation.prompt is not None and reservation.member.address != reservation.pick.address:
+            self.placements[reservation.pool].learn_prompt(reservation.prompt, reservation.member)
+        if not completion.final:
+            return
+        reservation.prompt = None
+        if completion.served == reservation.member.address and reservation.outcome is Outcome.OK:
+            if (completion.status or 0) < 400:
+                self._stored(reservation, now)  # perhaps by another server than the one it was picked for
 
     def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
         """Take in a sample of one endpoint."""
@@ -182,16 +249,46 @@ class Router:
         before = member.sample
         self.ledger.presume_ended(member.observe(sample), now)
         self.placements[pool].observed(member, before, sample)
+        if before is not None and restarted(before, sample):
+            self.plans[pool].pool.doubt_models(address)
 
-    def _reject(self, reason: RejectionReason, message: str) -> Rejection:
+    def _stored(self, reservation: Reservation, now: float) -> None:
+        if reservation.response_id is not None:
+            self.placements[reservation.pool].stored.put(reservation.response_id, reservation.member, now)
+
+    def _reject(
+        self, reason: RejectionReason, message: str, *, status: int = 503, retry_after_s: int = 1
+    ) -> Rejection:
         self.ledger.rejections[reason] += 1
-        return Rejection(reason, 503, message, retry_after_s=1)
+        return Rejection(reason, status, message, retry_after_s)
+
+
+def _shed(
+    plan: PoolPlan, raw: RawRequest, request: InferenceRequest | None, candidates: Sequence[Member], now: float
+) -> Shed | None:
+    """Not to be asked in panic: what the candidates' samples say is then not to be relied on."""
+    return shed(plan.shed, candidates, lambda: priority_of(raw, plan.priority_header, request), now)
+
+
+def _sieve(pool: Pool, members: Sequence[Member], request: InferenceRequest | None) -> str | None:
+    """The model by which `members` were chosen; None: they were not."""
+    return None if request is None or members is pool.members else request.model
 
 
 def _explain(found: Considered, raw: RawRequest, now: float, most: int | None = None) -> Explanation:
     subset = None if raw.subset is None else subset_of(raw.subset)
     return explain(
-        found.plan.pool, found.profile, found.candidates, found.placed, now, panic=found.panic, subset=subset, most=most
+        found.plan.pool,
+        found.profile,
+        found.candidates,
+        found.placed,
+        now,
+        panic=found.panic,
+        shed=found.shed,
+        subset=subset,
+        model=found.model,
+        refused=found.refused,
+        most=most,
     )
 
 

@@ -11,8 +11,11 @@ from extproc.pool.member import Member
 from extproc.scheduling.costs import Cost
 from extproc.scheduling.pickers import tie_limit
 from extproc.scheduling.profiles import By, Profile
+from extproc.scheduling.shedding import Shed
+from extproc.serving import shown
 
 _ONLY = "the only one that can be used"
+_STORED = "has the stored response that the request names"
 _KEYS = {By.SESSION: "the session's key", By.PREFIX: "the key of the prompt's first blocks"}
 
 
@@ -20,6 +23,8 @@ def why(placed: Placed, profile: Profile, candidates: Sequence[Member], chosen: 
     """Say what decided for `candidates[chosen]`, which the sentence does not name."""
     if placed.by is By.FIRST_TOKEN:
         text = _first_token(placed, candidates, chosen)
+    elif placed.by is By.STORED:
+        return _STORED
     elif placed.by is By.LOAD:
         text = by_load(placed.load_costs[chosen], [*placed.load_costs[:chosen], *placed.load_costs[chosen + 1 :]])
     else:
@@ -34,6 +39,19 @@ def why_nobody(dropped: Iterable[str]) -> str:
     if not reasons:
         return "the pool has no endpoints"
     return "no endpoint can be used: " + ", ".join(f"{count} {reason}" for reason, count in reasons)
+
+
+def why_refused(model: str) -> str:
+    """Say why a request would be refused for the model it names."""
+    return f'refused (404): every endpoint says that it does not serve "{shown(model)}"'
+
+
+def why_shed(shed: Shed) -> str:
+    """Say why a request would be turned away although servers could be used."""
+    return (
+        f"turned away (429, retry-after {shed.retry_after_s} s): every endpoint that can be used has {shed.waiting:g}"
+        f" or more requests waiting, the bound for priority {shed.priority}"
+    )
 
 
 def by_load(chosen: Cost, others: Sequence[Cost]) -> str:

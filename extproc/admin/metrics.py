@@ -5,13 +5,14 @@ The core keeps plain counts; they are read here when Prometheus scrapes, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from extproc.pool.member import State
 from extproc.router import Router
+from extproc.unknown import NamedBy
 
 
 class RouterCollector:
@@ -24,21 +25,26 @@ class RouterCollector:
         decisions: Callable[[], tuple[list[tuple[str, float]], float]],
         ready: Callable[[], bool],
         clock: Callable[[], float],
+        failing_names: Callable[[], Mapping[str, Iterable[str]]] = dict,
     ) -> None:
         """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`. `decisions`: the
-        cumulative buckets and the sum, in seconds, of the time decisions took."""
+        cumulative buckets and the sum, in seconds, of the time decisions took. `failing_names`: by pool, the DNS names
+        that do not resolve."""
         self._router = router
         self._service = service
         self._decisions = decisions
         self._ready = ready
         self._clock = clock
+        self._failing_names = failing_names
 
     def describe(self) -> list[Metric]:
         return []  # nothing to check for clashes; saves a collection at registration
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
+        yield from self._prompts()
         yield from self._endpoints()
+        yield self._dns()
         yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
         buckets, sum_s = self._decisions()
         decision = HistogramMetricFamily("extproc_decision_seconds", "From a decoded request to its decision.")
@@ -79,6 +85,50 @@ class RouterCollector:
         yield CounterMetricFamily(
             "extproc_unpicked_requests", "Requests that Envoy routed without a pick.", value=ledger.unpicked
         )
+        unknown = CounterMetricFamily(
+            "extproc_unknown_names",
+            "Requests that named a pool or profile that there is not, by what named it.",
+            labels=["by"],
+        )
+        for by in NamedBy:
+            unknown.add_metric([str(by)], self._router.unknown.counts[by])
+        yield unknown
+
+    def _dns(self) -> Metric:
+        """No series is a name that resolves: the names are few, and an alert needs only those that do not."""
+        dns = GaugeMetricFamily(
+            "extproc_dns_failing", "1 for a DNS name that does not resolve.", labels=["pool", "name"]
+        )
+        for pool, names in self._failing_names().items():
+            for name in names:
+                dns.add_metric([pool, name], 1.0)
+        return dns
+
+    def _prompts(self) -> Iterator[Metric]:
+        by_api = ["pool", "api"]
+        ways = CounterMetricFamily("extproc_picks_by_way", "Requests routed, by what decided.", labels=["pool", "way"])
+        keyless = CounterMetricFamily(
+            "extproc_keyless_picks", "Requests routed without a prefix to look up, by why.", labels=["pool", "reason"]
+        )
+        picks = CounterMetricFamily("extproc_read_picks", "Requests routed whose body was read.", labels=by_api)
+        tokens = CounterMetricFamily(
+            "extproc_prompt_tokens", "Tokens of their prompts, estimated from the length.", labels=by_api
+        )
+        held = CounterMetricFamily(
+            "extproc_held_prompt_tokens", "Of those, the ones the first choice was believed to hold.", labels=by_api
+        )
+        for pool, placement in self._router.placements.items():
+            tally = placement.tally
+            for way, count in tally.ways.items():
+                ways.add_metric([pool, way.name.lower()], count)
+            for reason, count in tally.keyless.items():
+                keyless.add_metric([pool, reason], count)
+            for api, counts in tally.apis.items():
+                if counts.picks:
+                    picks.add_metric([pool, api], counts.picks)
+                    tokens.add_metric([pool, api], counts.prompt_tokens)
+                    held.add_metric([pool, api], counts.held_tokens)
+        yield from (ways, keyless, picks, tokens, held)
 
     def _endpoints(self) -> Iterator[Metric]:
         labels = ["pool", "endpoint"]
@@ -115,6 +165,10 @@ _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily]
     "open_streams": (GaugeMetricFamily, "ext_proc streams open now."),
     "undecodable_messages": (CounterMetricFamily, "Messages that did not decode; those requests went on unpicked."),
     "request_path_errors": (CounterMetricFamily, "Bugs met in the request path; those requests went on unpicked."),
+    "undecodable_log_messages": (
+        CounterMetricFamily,
+        "Messages of the access log that did not decode; how their requests ended is unknown.",
+    ),
     "access_log_entries": (CounterMetricFamily, "Access log entries received."),
     "access_log_connections": (GaugeMetricFamily, "Access log streams open now."),
 }

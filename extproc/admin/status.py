@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.router import PoolPlan, Router
+from extproc.scheduling.tally import Tally
+from extproc.unknown import NamedBy
 
 RECENT_SHOWN = 50
+MODELS_SHOWN = 100  # of an endpoint
+_NAMED_BY = {NamedBy.ROUTE_POOL: "route's pool", NamedBy.ROUTE_PROFILE: "route's profile"}
 
 
 def status(
@@ -22,17 +26,24 @@ def status(
     version: str,
     streams: dict[str, int],
     access_log: dict[str, int],
+    failing_names: Mapping[str, Mapping[str, str]] | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """The whole status. Ages are in seconds; null means unknown, never zero."""
-    ledger = router.ledger
+    """The whole status. Ages are in seconds; null means unknown, never zero.
+
+    `failing_names`: by pool, the DNS names that do not resolve, and why.
+    """
+    ledger, failing = router.ledger, failing_names or {}
     return {
         "version": version,
         "ready": ready,
         "uptime_s": _round(now - started_s),
         "time": wall_clock(),
-        "warnings": _warnings(router, now, access_log),
-        "pools": {name: _pool(plan, now) for name, plan in router.plans.items()},
+        "warnings": _warnings(router, now, access_log, failing),
+        "pools": {
+            name: _pool(plan, now, failing.get(name, {})) | {"prompts": _prompts(router.placements[name].tally)}
+            for name, plan in router.plans.items()
+        },
         "streams": streams,
         "access_log": access_log,
         "requests": {
@@ -42,18 +53,37 @@ def status(
             "moved": ledger.moved,
             "served_elsewhere": ledger.served_elsewhere,
             "without_pick": ledger.unpicked,
+            "unknown_names": {str(by): count for by, count in router.unknown.counts.items()},
             "in_flight": ledger.open_count,
         },
         "recent": [recent(r, now) for r in reversed(list(ledger.recent)[-RECENT_SHOWN:])],
     }
 
 
-def _pool(plan: PoolPlan, now: float) -> dict[str, Any]:
+def _pool(plan: PoolPlan, now: float, failing_names: Mapping[str, str]) -> dict[str, Any]:
     return {
         "profile": plan.profile.name,
         "hosts_per_pick": plan.hosts,
         "endpoints": [_endpoint(member, now) for member in plan.pool.members],
+        "failing_names": dict(failing_names),
         "leaving": [{"address": str(m.address), "in_flight": m.in_flight} for m in plan.pool.leaving],
+    }
+
+
+def _prompts(tally: Tally) -> dict[str, Any]:
+    return {
+        "ways": {way.name.lower(): count for way, count in tally.ways.items()},
+        "keyless": {str(reason): count for reason, count in tally.keyless.items()},
+        "apis": {
+            str(api): {
+                "picks": counts.picks,
+                "prompt_tokens": round(counts.prompt_tokens),
+                "held_tokens": round(counts.held_tokens),
+                "held_ratio": _round(counts.held_ratio),
+            }
+            for api, counts in tally.apis.items()
+            if counts.picks
+        },
     }
 
 
@@ -63,9 +93,11 @@ def _endpoint(member: Member, now: float) -> dict[str, Any]:
         "address": str(endpoint.address),
         "hostname": endpoint.hostname,
         "weight": endpoint.weight,
-        "model": endpoint.model,
+        "models": None if member.models is None else sorted(member.models)[:MODELS_SHOWN],
+        "models_age_s": _age(member.models_at_s, now),
+        "last_models_error": member.models_error,
         "state": str(member.state(now)),
-        "problem": health.problem(now),
+        "problem": member.problem(now),
         "last_scrape_error": health.last_error,
         "in_flight": member.in_flight,
         "sent_since_sample": member.unseen,
@@ -107,7 +139,9 @@ def recent(reservation: Reservation, now: float) -> dict[str, Any]:
     }
 
 
-def _warnings(router: Router, now: float, access_log: dict[str, int]) -> list[str]:
+def _warnings(
+    router: Router, now: float, access_log: dict[str, int], failing_names: Mapping[str, Mapping[str, str]]
+) -> list[str]:
     """What a person should know at once, in words."""
     out = []
     ledger = router.ledger
@@ -121,6 +155,10 @@ def _warnings(router: Router, now: float, access_log: dict[str, int]) -> list[st
             f"{ledger.served_elsewhere} requests were served by a host that was not named: do the endpoints here and"
             " in Envoy's cluster agree?"
         )
+    for (by, name), count in router.unknown.names.items():
+        out.append(f"{count} requests were routed as if their {_NAMED_BY[by]} {name!r} were not set: there is none")
+    for name, reasons in failing_names.items():
+        out.extend(f"pool {name}: cannot resolve {host}: {reason}" for host, reason in reasons.items())
     for name, plan in router.plans.items():
         members = plan.pool.members
         if not members:
@@ -128,6 +166,10 @@ def _warnings(router: Router, now: float, access_log: dict[str, int]) -> list[st
         elif not any(member.fresh_sample(now) for member in members):
             out.append(f"pool {name}: no endpoint's load is known; routing by our own requests in flight")
     return out
+
+
+def _age(at_s: float, now: float) -> float | None:
+    return None if at_s == float("-inf") else _round(now - at_s)
 
 
 def _round(value: float | None) -> float | None:

@@ -46,6 +46,13 @@ class EchoBody:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseBegan:
+    """Nothing to send: what is known of the response's body so far, which names what the server stores."""
+
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SendRejection:
     """Answer the client ourselves. Nothing may be sent after it."""
 
@@ -57,4 +64,4 @@ class Close:
     """End our gRPC stream with OK: Envoy goes on without us."""
 
 
-Action = RequestPick | Continue | SendPick | EchoBody | SendRejection | Close
+Action = RequestPick | Continue | SendPick | EchoBody | ResponseBegan | SendRejection | Close

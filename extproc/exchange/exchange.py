@@ -36,12 +36,14 @@ from extproc.exchange.actions import (
     Continue,
     EchoBody,
     RequestPick,
+    ResponseBegan,
     SendPick,
     SendRejection,
 )
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.request import RawRequest
 
+HEAD_BYTES = 4096  # of a response's body, where its id stands
 CHUNK_BYTES = 62_000  # Envoy's bound for one streamed body reply is 64 KiB with its framing
 
 
@@ -95,6 +97,7 @@ class Exchange:
     __slots__ = (
         "_chunks",
         "_decision_part",
+        "_head",
         "_headers",
         "_max_body",
         "_may_close_early",
@@ -118,6 +121,7 @@ class Exchange:
         self._headers: Mapping[str, str] = opening.headers
         self._chunks: list[bytes] = []
         self._size = 0
+        self._head: bytes | None = None  # of the response's body; None: nobody wants to know, or it is long enough
         self._decision_part = first  # the part whose reply will carry the decision
 
     @property
@@ -138,6 +142,7 @@ class Exchange:
             self._chunks = []
             return [SendRejection(decision)]
         self._state = State.DECIDED
+        self._head = b"" if decision.stores else None
         if self.shape is Shape.FULL_DUPLEX:
             actions = list(self._full_duplex_replies(decision))
             if self._may_close_early and not self._endless:
@@ -188,9 +193,15 @@ class Exchange:
         return self._echo(event) if self._endless else []
 
     def _polite(self, event: Event) -> list[Action]:
-        if event.part is Part.RESPONSE_BODY and self._opening.response_body is BodyMode.FULL_DUPLEX_STREAMED:
-            return self._echo(event)
-        return [Continue(event.part)]
+        if event.part is not Part.RESPONSE_BODY:
+            return [Continue(event.part)]
+        duplex = self._opening.response_body is BodyMode.FULL_DUPLEX_STREAMED
+        answers: list[Action] = self._echo(event) if duplex else [Continue(event.part)]
+        if self._head is not None:  # looked at when Envoy has its answer: the response does not wait for us
+            head = self._head + event.body[: HEAD_BYTES - len(self._head)]
+            answers.append(ResponseBegan(head))
+            self._head = head if len(head) < HEAD_BYTES else None
+        return answers
 
     # Helpers.
 

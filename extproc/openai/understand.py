@@ -13,11 +13,13 @@ from extproc.openai.body import read_object
 from extproc.openai.canonical import canonical
 from extproc.openai.multipart import is_form, model_in_form
 from extproc.openai.paths import kind_of, response_id_in
+from extproc.openai.priority import priority_in
 from extproc.request import ApiKind, InferenceRequest, NoPrompt, RawRequest
 
 SESSION_FIELDS = ("conversation", "prompt_cache_key", "user")
 
 _WITH_PROMPT = frozenset({ApiKind.CHAT, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.EMBEDDINGS})
+_LONGEST_ID = 256  # characters; a longer one of a client's choice is not remembered
 _TOKEN_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -39,16 +41,18 @@ def understand(
 
 
 def _read(raw: RawRequest, kind: ApiKind, key: str | None, session_fields: Iterable[str]) -> InferenceRequest:
-    response_id = response_id_in(raw.path) if kind is ApiKind.RESPONSES else None
+    stores = kind is ApiKind.RESPONSES
+    response_id = response_id_in(raw.path) if stores else None
     if not raw.body:
-        return InferenceRequest(kind, session_key=key, response_id=response_id, no_prompt=NoPrompt.NO_BODY)
+        no_body = NoPrompt.NO_BODY
+        return InferenceRequest(kind, session_key=key, response_id=response_id, stores=stores, no_prompt=no_body)
     content_type = raw.headers.get("content-type", "")
     if kind is ApiKind.AUDIO or is_form(content_type):
         model = _printable(model_in_form(raw.body, content_type))
         return InferenceRequest(kind, model, session_key=key, no_prompt=NoPrompt.UNKNOWN_API)
     body = read_object(raw.body, raw.headers)
     if isinstance(body, NoPrompt):
-        return InferenceRequest(kind, session_key=key, response_id=response_id, no_prompt=body)
+        return InferenceRequest(kind, session_key=key, response_id=response_id, stores=stores, no_prompt=body)
     if not raw.path:
         kind = _kind_by_fields(body)
     prompt = canonical(kind, body)
@@ -63,8 +67,11 @@ def _read(raw: RawRequest, kind: ApiKind, key: str | None, session_fields: Itera
         cache_salt=_text(body.get("cache_salt")),
         session_key=key or _first_text(body, session_fields),
         response_id=_text(body.get("previous_response_id")) or response_id,
+        stores=stores and body.get("store") is not False,
+        own_response_id=_own_id(body) if stores else None,
         max_tokens=_token_bound(body),
         stream=body.get("stream") is True,
+        priority=priority_in(body),
         generated_from=prompt.generated_from,
         generated_to=prompt.generated_to,
     )
@@ -79,6 +86,12 @@ def _kind_by_fields(body: Mapping[str, Any]) -> ApiKind:
 
 def _text(value: object) -> str | None:
     return _printable(value) if isinstance(value, str) and value else None
+
+
+def _own_id(body: Mapping[str, Any]) -> str | None:
+    """vLLM takes `request_id` of a Responses request for the id of its response."""
+    own = _text(body.get("request_id"))
+    return own if own is not None and len(own) <= _LONGEST_ID else None
 
 
 def _printable(text: str | None) -> str | None:

@@ -2,7 +2,9 @@
 
 A reservation is found by its pick id, since two witnesses tell of its end and neither can be relied on alone: the end
 of our stream (at once, but it says nothing of how), and Envoy's access log (a flush interval later, with everything).
-Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten. A detached one (see `detach`) whose
+Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten. Where Envoy tells how each attempt
+ended (it comes by another stream, so before or after the request's own entry), a server that did not serve in the end
+is judged by its own attempt. How a request went counts once for the health of each server that was tried. A detached one (see `detach`) whose
 end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
 has left or reports no load.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from extproc.decision import Completion, Outcome, RejectionReason
 from extproc.pool.member import Member
@@ -19,6 +22,7 @@ from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 
 LOG_WAIT_S = 10.0  # Envoy flushes its log every 0.25 s in the shipped configuration
+ATTEMPT_WAIT_S = 1.0  # for the end of an attempt, after the end of the request
 DETACHED_MAX_S = 7200.0  # 100,000 tokens at 50 ms take 5,000 s
 RECENT = 256  # picks kept for people to look at
 
@@ -38,6 +42,8 @@ class Ledger:
         self._by_id: dict[str, Reservation] = {}
         self._waiting_for_log: deque[Reservation] = deque()  # by time of their end
         self._detached: OrderedDict[Reservation, None] = OrderedDict()  # open ones, about by time of their pick
+        self._attempts_told = False  # Envoy tells the end of attempts
+        self._unexplained: OrderedDict[str, _Retried] = OrderedDict()  # by pick id and time of their end
 
     @property
     def open_count(self) -> int:
@@ -47,6 +53,10 @@ class Ledger:
         self._by_id[reservation.pick.pick_id] = reservation
         self.recent.append(reservation)
         self.picks[reservation.pool] += 1
+
+    def find(self, pick_id: str) -> Reservation | None:
+        """The reservation of a pick; None: forgotten, or not ours."""
+        return self._by_id.get(pick_id)
 
     def stream_ended(self, pick_id: str, now: float) -> None:
         """Our stream of this pick ended; it is over unless it was detached."""
@@ -70,17 +80,24 @@ class Ledger:
 
     def complete(self, completion: Completion, pools: Iterable[Pool], now: float) -> Reservation | None:
         """Take in one access log entry. Returns the reservation it was about; None: not one of ours."""
-        reservation = self._by_id.get(completion.pick_id) if completion.pick_id is not None else None
+        pick_id = completion.pick_id
+        reservation = self._by_id.get(pick_id) if pick_id is not None else None
+        if reservation is None and completion.attempt_ended and pick_id is not None:
+            retried = self._unexplained.get(pick_id)
+            reservation = None if retried is None else retried.reservation
         if reservation is None:
             # A pick id we do not know is another process's, or was forgotten: not a request without a pick.
             # One that no server served was answered by Envoy or by us.
-            self.unpicked += completion.final and completion.pick_id is None and completion.served is not None
+            self.unpicked += completion.final and pick_id is None and completion.served is not None
             return None
+        if completion.attempt_ended:
+            self._attempt_ended(completion, pools, reservation, now)
+            return reservation
         served = _find(completion, pools, reservation)
         if served is not None and served is not reservation.member:
             self.moved += 1
             if completion.attempts > 1:  # else Envoy never tried the server that we named
-                reservation.member.health.request_declined(now)
+                self._left(reservation, completion, now)
             reservation.move(served, now)
         if not completion.final:
             return reservation
@@ -89,9 +106,31 @@ class Ledger:
             self.served_elsewhere += 1
         outcome = classify(completion)
         self._close(reservation, outcome, now)
+        reservation.member.trials.pop(reservation, None)
         self._by_id.pop(reservation.pick.pick_id, None)
         self.outcomes[reservation.pool, outcome] += 1
+        if completion.served == reservation.member.address:  # else no server was reached, or one that is not ours
+            _judge(reservation, reservation.member, outcome, completion.status, now)
         return reservation
+
+    def _attempt_ended(
+        self, completion: Completion, pools: Iterable[Pool], reservation: Reservation, now: float
+    ) -> None:
+        self._attempts_told = True
+        member = _find(completion, pools, reservation) or reservation.member
+        outcome = classify(completion)
+        if member.address == completion.served and outcome is not Outcome.OK:  # the request's own entry tells that
+            _judge(reservation, member, outcome, completion.status, now)
+
+    def _left(self, reservation: Reservation, completion: Completion, now: float) -> None:
+        """Another server serves what this one was tried with. Attempts are told in their order, but the request's own
+        entry comes by another stream."""
+        if reservation.member in reservation.judged:
+            return
+        if completion.final and self._attempts_told:
+            self._unexplained[reservation.pick.pick_id] = _Retried(reservation, reservation.member, now)
+        else:
+            _decline(reservation, reservation.member, now)
 
     def _close(self, reservation: Reservation, outcome: Outcome, now: float) -> None:
         if reservation.close(outcome, now):
@@ -100,14 +139,49 @@ class Ledger:
                 self._detached.pop(reservation, None)
 
     def _forget_old(self, now: float) -> None:
+        unexplained = self._unexplained
+        while unexplained and (retried := next(iter(unexplained.values()))).ended_at_s < now - ATTEMPT_WAIT_S:
+            del unexplained[retried.reservation.pick.pick_id]
+            _decline(retried.reservation, retried.left, now)
         detached = self._detached
         while detached and (oldest := next(iter(detached))).picked_at_s < now - DETACHED_MAX_S:
             self._close(oldest, Outcome.UNKNOWN, now)
         waiting = self._waiting_for_log
         while waiting and (waiting[0].ended_at_s or 0.0) < now - LOG_WAIT_S:
             reservation = waiting.popleft()
+            reservation.prompt = None
+            reservation.member.trials.pop(reservation, None)
             if self._by_id.pop(reservation.pick.pick_id, None) is not None:
                 self.outcomes[reservation.pool, Outcome.UNKNOWN] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Retried:
+    """A request that ended well elsewhere, with an attempt of which nothing is known yet."""
+
+    reservation: Reservation
+    left: Member  # the server that did not serve it
+    ended_at_s: float
+
+
+def _judge(reservation: Reservation, member: Member, outcome: Outcome, status: int | None, now: float) -> None:
+    """Let it count for the server's health how it went there."""
+    health, sent_at_s = member.health, reservation.picked_at_s
+    if outcome is Outcome.OK:
+        if (status or 0) < 400:  # a 4xx says nothing: a broken engine can still refuse politely
+            health.request_ok(sent_at_s)
+    elif outcome in (Outcome.FAILED, Outcome.BACKPRESSURE) and member not in reservation.judged:
+        reservation.judged += (member,)
+        if outcome is Outcome.FAILED:
+            health.request_fault(now, sent_at_s)
+        else:
+            health.request_full(now)
+
+
+def _decline(reservation: Reservation, member: Member, now: float) -> None:
+    if member not in reservation.judged:
+        reservation.judged += (member,)
+        member.health.request_declined(now)
 
 
 def _named(completion: Completion, reservation: Reservation) -> bool:

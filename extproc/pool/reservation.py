@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from extproc.decision import Completion, Outcome, Pick
 from extproc.pool.member import Member
 from extproc.pool.prefill import Prefill
+
+
+class Prompt(Protocol):
+    """What a prefix index takes to remember a prompt."""
+
+    @property
+    def hashes(self) -> Sequence[int]: ...
+    @property
+    def mark(self) -> int | None: ...
 
 
 class Reservation:
@@ -19,6 +31,7 @@ class Reservation:
         "completion",
         "detached",
         "ended_at_s",
+        "judged",
         "member",
         "outcome",
         "path",
@@ -26,6 +39,8 @@ class Reservation:
         "picked_at_s",
         "pool",
         "prefill",
+        "prompt",
+        "response_id",
     )
 
     def __init__(
@@ -43,6 +58,9 @@ class Reservation:
         self.outcome: Outcome | None = None  # None: in flight
         self.completion: Completion | None = None  # the last that the access log told
         self.prefill: Prefill | None = None  # None: its prompt is not accounted for
+        self.prompt: Prompt | None = None  # for whoever serves it; None: unknown, or nobody can be told any more
+        self.judged: tuple[Member, ...] = ()  # servers whose failure at this request has counted already
+        self.response_id: str | None = None  # of the response that the server keeps; None: not known, or none
         if uncached_tokens is not None:
             self.prefill = member.prefill.add(uncached_tokens, now)
         member.charge(self)
@@ -59,6 +77,7 @@ class Reservation:
         """
         if member is self.member:
             return
+        self.member.trials.pop(self, None)
         if self.open:
             self.member.discharge(self)
             if self.prefill is not None:

@@ -18,6 +18,8 @@ class By(Enum):
     PREFIX = auto()  # consistent hashing of the prompt's first blocks, within a load bound; needs a block
     SESSION = auto()  # consistent hashing of the conversation or user, within a load bound; needs its key
     LOAD = auto()  # fewest waiting, then KV usage, then in flight; needs nothing
+    # Comes before the ways of every profile that reads bodies: nobody else can answer.
+    STORED = auto()  # who has the response that the request names; needs its id, and to know it
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from extproc.exchange.events import BodyMode, Event, Opening, Part
-from extproc.pb.ext_proc_pb2 import FULL_DUPLEX_STREAMED, ProcessingRequest
+from extproc.pb.ext_proc_pb2 import NONE as NO_BODY
+from extproc.pb.ext_proc_pb2 import ProcessingRequest
 from extproc.request import RawRequest, Route
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
@@ -113,7 +114,7 @@ def is_whole_body(message: ProcessingRequest) -> bool:
     return (
         message.WhichOneof("request") == "request_body"
         and config.request_body_mode in _WHOLE
-        and config.response_body_mode != FULL_DUPLEX_STREAMED
+        and config.response_body_mode == NO_BODY  # else there is a response to look at, and perhaps to hand back
         and not message.observability_mode
     )
 

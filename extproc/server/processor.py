@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from extproc.decision import Pick
-from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, SendPick, SendRejection
+from extproc.decision import Decision, Pick, Rejection
+from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, ResponseBegan, SendPick, SendRejection
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
-from extproc.request import ANY_ROUTE, Route
+from extproc.request import ANY_ROUTE, RawRequest, Route
 from extproc.router import Router
 from extproc.server import decode, encode
 from extproc.server.durations import Durations
@@ -61,9 +61,11 @@ class Processor:
         *,
         max_body_bytes: int,
         close_early: Callable[[], bool],
+        ask_models: Callable[[str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`close_early` tells whether full duplex streams end after the request phase."""
+        """`close_early` tells whether full duplex streams end after the request phase. `ask_models` has the servers of
+        a pool asked which models they serve, and returns soon."""
         self.decisions = Durations()
         self.open_streams = 0
         self.streams = 0
@@ -72,6 +74,7 @@ class Processor:
         self._router = router
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
+        self._ask_models = ask_models
         self._clock = clock
 
     async def process(self, _request_iterator: object, context: Any) -> None:
@@ -136,7 +139,10 @@ class Processor:
         the one we ship, and it costs the service a fifth less CPU this way.
         """
         started_s = self._clock()
-        decision = self._router.route(decode.whole_request(message, route), started_s)
+        request = decode.whole_request(message, route)
+        decision = self._router.route(request, started_s)
+        if type(decision) is Rejection and decision.doubtful is not None:
+            decision = await self._second_thought(decision, request)
         if isinstance(decision, Pick):
             pick_ids.append(decision.pick_id)
             reply = encode.whole_body_pick(decision)
@@ -160,6 +166,8 @@ class Processor:
                 self._router.ledger.rejections[action.rejection.reason] += 1
             elif type(action) is RequestPick:
                 decision = self._router.route(action.raw, started_s)
+                if type(decision) is Rejection and decision.doubtful is not None:
+                    decision = await self._second_thought(decision, action.raw)
                 if isinstance(decision, Pick):
                     pick_ids.append(decision.pick_id)
                 self.decisions.add(self._clock() - started_s)
@@ -173,12 +181,22 @@ class Processor:
                     await context.write(encode.continue_(action))
                 case EchoBody():
                     await context.write(encode.echo(action))
+                case ResponseBegan():
+                    self._router.response_began(pick_ids[0], action.head, self._clock())
                 case SendRejection():
                     await context.write(encode.rejection(action.rejection))
                 case Close():
                     self._router.detach(pick_ids[0])
                     return True
         return False
+
+    async def _second_thought(self, decision: Rejection, raw: RawRequest) -> Decision:
+        """Before a model is said not to exist, ask: it may have been loaded a moment ago."""
+        if decision.doubtful is None or self._ask_models is None:
+            return decision
+        await self._ask_models(decision.doubtful)
+        self._router.withdraw(decision)
+        return self._router.route(raw, self._clock())
 
     @staticmethod
     def _route(context: Any) -> Route:

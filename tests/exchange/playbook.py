@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
-from extproc.exchange.actions import Action, RequestPick
+from extproc.exchange.actions import Action, RequestPick, ResponseBegan
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.exchange.exchange import Exchange
 from extproc.request import RawRequest
@@ -43,6 +43,7 @@ class Playbook:
         if isinstance(opening, BodyMode):
             opening = Opening(request_body=opening)
         self.asked: list[RawRequest] = []
+        self.heads: list[bytes] = []  # of the response
         self.exchange = Exchange(opening, first, max_body_bytes=max_body_bytes, close_early=close_early)
         self._decision = decision
 
@@ -53,6 +54,9 @@ class Playbook:
             if isinstance(action, RequestPick):
                 self.asked.append(action.raw)
                 sent += self.exchange.decided(self._decision)
+            elif isinstance(action, ResponseBegan):
+                assert sent, "Envoy's answer comes first"
+                self.heads.append(action.head)
             else:
                 sent.append(action)
         return sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.exchange.actions import Close, EchoBody, SendPick, SendRejection
 from extproc.exchange.events import BodyMode, Event, Opening, Part
-from extproc.exchange.exchange import Shape
+from extproc.exchange.exchange import HEAD_BYTES, Shape
 from tests.exchange.playbook import PICK, POST, REJECTION, REQUEST_TRAILERS, Playbook, request_body, request_headers
 
 HEADERS = st.sampled_from([POST, {}, {"upgrade": "websocket"}, {":method": "CONNECT"}])
@@ -54,7 +55,7 @@ def test_any_chunking_of_a_body_gives_the_same_request_and_the_same_bytes_back(
         observe_only=st.booleans(),
     ),
     st.lists(events(), min_size=1, max_size=12),
-    st.sampled_from([PICK, REJECTION]),
+    st.sampled_from([PICK, replace(PICK, stores=True), REJECTION]),
     st.booleans(),
 )
 def test_whatever_comes_each_message_gets_at_most_one_reply_of_its_kind_and_at_most_one_pick_is_asked_for(
@@ -92,6 +93,7 @@ def test_whatever_comes_each_message_gets_at_most_one_reply_of_its_kind_and_at_m
             assert parts == {message.part}, "silence, or a reply of another kind"
     assert len(book.asked) <= 1
     assert not (opening.observe_only and book.asked)
+    assert all(len(head) <= HEAD_BYTES for head in book.heads)
 
 
 @given(st.lists(events(), max_size=10), st.sampled_from(list(BodyMode)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from extproc.decision import RejectionReason
 from extproc.exchange.actions import Action, Close, Continue, EchoBody, SendPick, SendRejection
 from extproc.exchange.events import BodyMode, Event, Opening, Part
-from extproc.exchange.exchange import CHUNK_BYTES, Shape, State
+from extproc.exchange.exchange import CHUNK_BYTES, HEAD_BYTES, Shape, State
+from extproc.request import Route
 from tests.exchange.playbook import (
     PICK,
     POST,
@@ -40,14 +43,14 @@ def test_body_first_takes_path_method_and_headers_from_the_attributes() -> None:
         method="POST",
         path="/v1/completions?x=1",
         headers={"x-session-id": "s"},
-        pool="big",
+        route=Route("big"),
         subset=frozenset({"10.0.0.1:8000"}),
     )
     book = Playbook(opening, B)
     book.play(request_body(BODY, end=True))
     raw = book.asked[0]
     assert (raw.method, raw.path, raw.headers) == ("POST", "/v1/completions?x=1", {"x-session-id": "s"})
-    assert (raw.pool, raw.subset) == ("big", frozenset({"10.0.0.1:8000"}))
+    assert (raw.route.pool, raw.subset) == ("big", frozenset({"10.0.0.1:8000"}))
 
 
 def test_body_first_that_ends_with_trailers_is_decided_at_the_body_and_the_trailers_get_one_answer() -> None:
@@ -238,6 +241,26 @@ def test_echo_answers_every_piece_of_a_full_duplex_response() -> None:
     ]
     assert book.play(Event(part, True)) == [EchoBody(part, b"", end_of_stream=True)]
     assert book.play(Event(Part.RESPONSE_TRAILERS, True)) == [Continue(Part.RESPONSE_TRAILERS)]
+
+
+# What is looked at of a response
+
+
+@pytest.mark.parametrize("mode", [mode for mode in BodyMode if mode is not BodyMode.NONE])
+def test_a_stored_response_is_looked_at_after_it_was_answered_and_up_to_the_bound(mode: BodyMode) -> None:
+    opening = Opening(request_body=BodyMode.FULL_DUPLEX_STREAMED, response_body=mode)
+    book = Playbook(opening, H, decision=replace(PICK, stores=True))
+    book.play(request_headers(end=True))
+    part = Part.RESPONSE_BODY
+    pieces = [b'{"id":', b"", b'"resp_1"', b"x" * HEAD_BYTES, b"y"]
+    plain = Playbook(opening, H)
+    plain.play(request_headers(end=True))
+    for piece in pieces:
+        sent = book.play(Event(part, False, piece))
+        assert sent == plain.play(Event(part, False, piece)), "it changes what is sent"
+    heads = [b'{"id":', b'{"id":', b'{"id":"resp_1"', b'{"id":"resp_1"' + b"x" * (HEAD_BYTES - 14)]
+    assert book.heads == heads
+    assert plain.heads == []
 
 
 # D and STREAMED: decided at the headers

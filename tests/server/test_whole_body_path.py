@@ -92,5 +92,7 @@ def test_only_a_first_body_that_wants_one_answer_goes_the_short_way() -> None:
     observed.observability_mode = True
     headers = ProcessingRequest()
     headers.request_headers.SetInParent()
-    for other in (observed, headers, response_trailers(), body_first(1), body_first(4)):
+    shown = body_first()
+    shown.protocol_config.response_body_mode = BUFFERED
+    for other in (observed, headers, response_trailers(), body_first(1), body_first(4), shown):
         assert not decode.is_whole_body(other)

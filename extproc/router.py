@@ -237,9 +237,9 @@ class Router:
         if not completion.final:
             return
         reservation.prompt = None
-        if completion.served == reservation.member.address and reservation.outcome is Outcome.OK:
-            if (completion.status or 0) < 400:
-                self._stored(reservation, now)  # perhaps by another server than the one it was picked for
+        answered = completion.served == reservation.member.address and (completion.status or 0) < 400
+        if answered and reservation.outcome is Outcome.OK:
+            self._stored(reservation, now)  # perhaps by another server than the one it was picked for
 
     def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
         """Take in a sample of one endpoint."""
@@ -256,9 +256,7 @@ class Router:
         if reservation.response_id is not None:
             self.placements[reservation.pool].stored.put(reservation.response_id, reservation.member, now)
 
-    def _reject(
-        self, reason: RejectionReason, message: str, *, status: int = 503, retry_after_s: int = 1
-    ) -> Rejection:
+    def _reject(self, reason: RejectionReason, message: str, *, status: int = 503, retry_after_s: int = 1) -> Rejection:
         self.ledger.rejections[reason] += 1
         return Rejection(reason, status, message, retry_after_s)
 

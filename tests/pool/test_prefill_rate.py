@@ -15,8 +15,18 @@ from extproc.sim.spec import A100_8B, EngineSpec
 POLL_S = 0.5
 
 
-def learn(spec: EngineSpec, requests: int, *, load: float, prompt: int, aborted: float = 0.0, seed: int = 1) -> float:
-    """The rate after so many requests, all uncached, at a part of the engine's capacity."""
+def learn(
+    spec: EngineSpec,
+    requests: int,
+    *,
+    load: float,
+    prompt: int,
+    aborted: float = 0.0,
+    guessed: float = 1.0,
+    seed: int = 1,
+) -> float:
+    """The rate after so many requests, all uncached, at a part of the engine's capacity. `guessed`: tokens that the
+    queue is told, for each of the engine's."""
     rng, engine, queue = Random(seed), Engine(spec, seed=seed), PrefillQueue()
     open_: dict[str, Prefill] = {}
     now, next_poll_s = 0.0, POLL_S
@@ -36,7 +46,7 @@ def learn(spec: EngineSpec, requests: int, *, load: float, prompt: int, aborted:
         run_to(now)
         tokens = round(prompt * rng.uniform(0.5, 1.5))
         engine.submit(Request(str(number), tokens, 20), now)
-        open_[str(number)] = queue.add(float(tokens), now)
+        open_[str(number)] = queue.add(guessed * tokens, now)
         if rng.random() < aborted:
             engine.abort(str(number), now)
             run_to(now)
@@ -66,6 +76,14 @@ def test_a_card_at_half_speed_is_seen_as_such_after_some_dozens_of_requests(load
 def test_the_rate_is_about_what_the_engine_computes() -> None:
     """2,000 to 6,000 tokens at 103 us, and attention: 9,000 tokens/s by arithmetic"""
     assert 0.8 * 9000 < learn(A100_8B, 200, load=0.4, prompt=4000) < 1.2 * 9000
+
+
+@pytest.mark.parametrize("bytes_per_token", [2.5, 6.0])
+def test_where_tokens_are_guessed_wrongly_the_seconds_are_right(bytes_per_token: float) -> None:
+    """Tokens are guessed at 4 bytes each. The rate is learned in the same guesses, so their quotient does not change."""
+    guessed = bytes_per_token / 4.0
+    right = learn(A100_8B, 200, load=0.4, prompt=4000)
+    assert abs(learn(A100_8B, 200, load=0.4, prompt=4000, guessed=guessed) / guessed / right - 1) < 0.05
 
 
 def test_aborted_requests_do_not_spoil_the_rate() -> None:

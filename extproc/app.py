@@ -14,7 +14,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -28,18 +28,30 @@ from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import status
 from extproc.config.settings import PoolSettings, Settings
 from extproc.discovery.choose import source_of
+from extproc.discovery.source import EndpointSource
 from extproc.endpoint import Endpoint, format_host, split_host_port
+from extproc.placement import restarted
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
+from extproc.scheduling.shedding import ShedRule
 from extproc.server import access_log, health, listener, processor
+from extproc.telemetry.fetch import FailureKind, ScrapeFailure
+from extproc.telemetry.loops import EndpointLoops
+from extproc.telemetry.models import ModelsPoller
 from extproc.telemetry.poller import Poller
-from extproc.telemetry.scrape import FailureKind, ScrapeFailure
+from extproc.telemetry.prober import Probe, Prober
+from extproc.unknown import NamedBy
 
 log = logging.getLogger(__name__)
 
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
+# How long a request waits for the servers to say whether they serve its model after all, before it is refused. Most
+# answer within milliseconds; Envoy's message_timeout is 0.2 s unless it is set.
+_MODELS_WAIT_S = 0.1
+# A list of models older than so many intervals is no ground to refuse a request, or not believed at all.
+_REFUSE_WITHIN, _BELIEVE_WITHIN = 2, 3
 
 
 class App:
@@ -61,24 +73,48 @@ class App:
             rng=Random(),
             id_prefix=f"{secrets.token_hex(4)}-",
         )
+        self._model_pollers: dict[str, ModelsPoller] = {}  # of the pools whose servers are asked
         try:
+            for name, pool in settings.pools.items():
+                models = pool.models or settings.models
+                if models.enabled:
+                    sink = _ModelsSink(self.router.plans[name].pool)
+                    self._model_pollers[name] = ModelsPoller(models, pool.scrape or settings.scrape, sink, clock)
             self._pollers = {
                 name: Poller(
+                    pool.scrape or settings.scrape,
+                    _PoolSink(self.router, self.router.plans[name].pool, clock, self._model_pollers.get(name)),
+                    clock,
+                )
+                for name, pool in settings.pools.items()
+            }
+            self._probers = {
+                name: Prober(
                     pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock), clock
                 )
                 for name, pool in settings.pools.items()
             }
         except ValueError as error:
             raise listener.ListenError(str(error)) from error
+        self.router.unknown.on_new = _warn_of_unknown
+        self._sources = {name: source_of(pool) for name, pool in settings.pools.items()}
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
         self._processor = processor.Processor(
             self.router,
             max_body_bytes=settings.max_body_bytes,
             close_early=self._close_early,
+            ask_models=self._ask_models,
             clock=clock,
         )
         self._registry = registry(
-            RouterCollector(self.router, self._service_counts, self._processor.decisions.cumulative, self.ready, clock)
+            RouterCollector(
+                self.router,
+                self._service_counts,
+                self._processor.decisions.cumulative,
+                self.ready,
+                clock,
+                self._failing_names,
+            )
         )
 
     def ready(self) -> bool:
@@ -104,7 +140,12 @@ class App:
                 "undecodable": counts["undecodable_messages"],
                 "errors": counts["request_path_errors"],
             },
-            access_log={"connected": counts["access_log_connections"], "entries": counts["access_log_entries"]},
+            access_log={
+                "connected": counts["access_log_connections"],
+                "entries": counts["access_log_entries"],
+                "undecodable": counts["undecodable_log_messages"],
+            },
+            failing_names=self._failing_names(),
         )
 
     async def run(self, stop: asyncio.Event, started: Callable[[App], None] = lambda app: None) -> None:
@@ -158,17 +199,22 @@ class App:
     def _background(self) -> dict[str, Any]:
         """The coroutines that run beside the request path, by task name."""
         coroutines: dict[str, Any] = {"readiness": self._log_readiness()}
-        for name, pool_settings in self.settings.pools.items():
-            pool, poller = self.router.plans[name].pool, self._pollers[name]
-            coroutines[f"poll {name}"] = poller.run()
-            coroutines[f"discover {name}"] = self._discover(pool, pool_settings, poller)
+        for name, source in self._sources.items():
+            pollers: list[EndpointLoops] = [self._pollers[name]]
+            coroutines[f"poll {name}"] = self._pollers[name].run()
+            if name in self._model_pollers:
+                pollers.append(self._model_pollers[name])
+                coroutines[f"models {name}"] = self._model_pollers[name].run()
+            coroutines[f"probe {name}"] = self._probers[name].run()
+            coroutines[f"discover {name}"] = self._discover(self.router.plans[name].pool, source, pollers)
         return coroutines
 
-    async def _discover(self, pool: Pool, settings: PoolSettings, poller: Poller) -> None:
-        async with contextlib.aclosing(source_of(settings).watch()) as endpoint_sets:
+    async def _discover(self, pool: Pool, source: EndpointSource, pollers: Sequence[EndpointLoops]) -> None:
+        async with contextlib.aclosing(source.watch()) as endpoint_sets:
             async for endpoints in endpoint_sets:
                 change = pool.set_endpoints(endpoints)
-                poller.set_endpoints([member.endpoint for member in pool.members])
+                for poller in pollers:
+                    poller.set_endpoints([member.endpoint for member in pool.members])
                 log.info(
                     "pool %s: %d endpoints%s%s",
                     pool.name,
@@ -220,12 +266,20 @@ class App:
         mode = self.settings.exchange.response
         return self._access_log.connected > 0 if mode == "auto" else mode == "close"
 
+    async def _ask_models(self, pool: str) -> None:
+        if pool in self._model_pollers:
+            await self._model_pollers[pool].refresh(_MODELS_WAIT_S)
+
+    def _failing_names(self) -> dict[str, Mapping[str, str]]:
+        return {name: source.failing for name, source in self._sources.items()}
+
     def _service_counts(self) -> dict[str, int]:
         return {
             "streams": self._processor.streams,
             "open_streams": self._processor.open_streams,
             "undecodable_messages": self._processor.undecodable,
             "request_path_errors": self._processor.failures,
+            "undecodable_log_messages": self._access_log.undecodable,
             "access_log_entries": self._access_log.entries,
             "access_log_connections": self._access_log.connected,
         }
@@ -236,14 +290,23 @@ _ANSWERED = frozenset({FailureKind.HTTP_STATUS, FailureKind.BROKEN, FailureKind.
 
 
 class _PoolSink:
-    """Hands the poller's results to the router."""
+    """Hands the results of poller and prober to the router."""
 
-    def __init__(self, router: Router, pool: Pool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, router: Router, pool: Pool, clock: Callable[[], float], models: ModelsPoller | None = None
+    ) -> None:
+        """`models` is told when a server has come up or was restarted: it may serve something else."""
         self._router = router
         self._pool = pool
         self._clock = clock
+        self._models = models
 
     def on_sample(self, endpoint: Endpoint, sample: LoadSample) -> None:
+        member = self._pool.member(endpoint.address)
+        if self._models is not None and member is not None:
+            before = member.sample
+            if before is None or member.health.last_error is not None or restarted(before, sample):
+                self._models.ask_again(endpoint.address)
         self._router.observe(self._pool.name, endpoint.address, sample, self._clock())
 
     def on_failure(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
@@ -255,19 +318,54 @@ class _PoolSink:
             refused=failure.kind is FailureKind.REFUSED,
         )
 
+    def to_probe(self) -> list[Endpoint]:
+        return self._pool.to_probe(self._clock())
+
+    def on_probe(self, endpoint: Endpoint, probe: Probe) -> None:
+        member = self._pool.member(endpoint.address)
+        if member is None:
+            return  # the probe outlived the member
+        if probe.error is None:
+            member.health.probe_passed(probe.sent_at_s)
+        else:
+            member.health.probe_failed(probe.error, self._clock(), certain=probe.certain)
+
+
+class _ModelsSink:
+    """Hands what servers say of their models to the pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def on_models(self, endpoint: Endpoint, models: frozenset[str], at_s: float) -> None:
+        self._pool.told_models(endpoint.address, models, at_s)
+
+    def on_no_models(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
+        reason, refused = f"{failure.kind}: {failure.detail}", failure.kind is FailureKind.REFUSED
+        self._pool.models_failed(endpoint.address, reason, failure.at_s, refused=refused)
+
 
 def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
     scrape = pool.scrape or settings.scrape
+    models = pool.models or settings.models
     scheduling = pool.scheduling or settings.scheduling
     return PoolPlan(
-        Pool(name, stale_after_s=scrape.stale_after_s),
+        Pool(name, stale_after_s=scrape.stale_after_s, models_stale_after_s=_BELIEVE_WITHIN * models.interval_s),
         PROFILES[scheduling.profile],
         scheduling.hosts,
         max_blocks=scheduling.max_prefix_blocks,
         session_headers=scheduling.session_headers,
         session_fields=scheduling.session_fields,
         profile_header=scheduling.profile_header,
+        shed=tuple(ShedRule(rule.waiting, rule.priority) for rule in scheduling.shed),
+        priority_header=scheduling.priority_header,
+        refuse_models_within_s=_REFUSE_WITHIN * models.interval_s if models.reject_unknown else None,
     )
+
+
+def _warn_of_unknown(by: NamedBy, name: str) -> None:
+    kind = "pool" if by is NamedBy.ROUTE_POOL else "profile"
+    log.warning("a route names the %s %r, which there is not: its requests are routed as if it named none", kind, name)
 
 
 def _listing(words: str, endpoints: tuple[Endpoint, ...]) -> str:

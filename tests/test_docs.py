@@ -54,6 +54,7 @@ def exported_metrics() -> set[str]:
             "open_streams",
             "undecodable_messages",
             "request_path_errors",
+            "undecodable_log_messages",
             "access_log_entries",
             "access_log_connections",
         ),

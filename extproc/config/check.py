@@ -20,7 +20,7 @@ def check(source: Path | str | bytes | Loaded, name: str | None = None) -> tuple
     spoiled = {path for finding in view.findings for path in _paths(finding)}
     found = [*view.findings, *(finding for finding in rules.findings(view) if finding.path not in spoiled)]
     problems = {*loaded.problems, *(finding.problem(loaded.name) for finding in found)}
-    return tuple(sorted(problems, key=lambda p: (p.line or 0, p.field, p.code)))
+    return tuple(sorted(problems, key=lambda p: (p.line or 0, p.field, p.code, p.message)))
 
 
 def _paths(finding: Finding) -> tuple[str, ...]:

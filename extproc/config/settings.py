@@ -6,6 +6,7 @@ it is the top level, and `pools.<name>.endpoints` lists them.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -89,6 +90,32 @@ class ScrapeSettings(_Section):
         return self
 
 
+class ModelsSettings(_Section):
+    """Which models the servers serve. They are asked by the scheme, CA, time-out and token of the scrapes."""
+
+    enabled: bool = Field(True, description="Ask each server for its models: GET /v1/models on its serving port.")
+    interval_s: Seconds = Field(10.0, description="Time between two such questions to one endpoint.")
+    bearer_token_file: str | None = Field(
+        None, description="As scrape.bearer_token_file, for servers with an API key; unset: the scrapes' is sent."
+    )
+    reject_unknown: bool = Field(
+        True,
+        description="Answer 404 to a request for a model of which every server says that it does not serve it; false:"
+        " pass it on. For servers that load adapters on request, or that accept any name.",
+    )
+
+
+class ShedSettings(_Section):
+    """A rule of whom to turn away when all servers are full."""
+
+    waiting: int = Field(
+        ge=1, description="The rule applies while each server that could be picked has so many requests waiting."
+    )
+    priority: int = Field(
+        0, description="Then requests of this priority, or a higher number (less important), are answered 429."
+    )
+
+
 class SchedulingSettings(_Section):
     profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
     profile_header: str | None = Field(
@@ -111,8 +138,31 @@ class SchedulingSettings(_Section):
         ge=1000,
         description=f"Bound of what is remembered of prompts, over all servers of a pool; {BYTES_PER_BLOCK} B each.",
     )
+    shed: tuple[ShedSettings, ...] = Field(
+        (),
+        description="Whom to turn away when all servers are full, the least important first; empty: nobody, requests"
+        " wait in the servers' queues.",
+    )
+    priority_header: str | None = Field(
+        None,
+        min_length=1,
+        description="A request header with its priority for shed, as x-request-priority; unset, or not in the request:"
+        " the body's field priority. Where Envoy sends no headers (shape A) it must stand in its request_attributes.",
+    )
 
-    @field_validator("profile_header")
+    @field_validator("shed")
+    @classmethod
+    def _less_important_first(cls, value: tuple[ShedSettings, ...]) -> tuple[ShedSettings, ...]:
+        for number, (first, second) in enumerate(pairwise(value), start=2):
+            if second.waiting <= first.waiting or second.priority >= first.priority:
+                raise ValueError(
+                    f"rule {number} (waiting {second.waiting}, priority {second.priority}) has no effect or is out of"
+                    f" order after rule {number - 1} (waiting {first.waiting}, priority {first.priority});"
+                    " from rule to rule waiting must rise and priority fall"
+                )
+        return value
+
+    @field_validator("profile_header", "priority_header")
     @classmethod
     def _lower_case(cls, value: str | None) -> str | None:
         return value if value is None else value.lower()
@@ -132,11 +182,18 @@ class EndpointSettings(_Section):
     weight: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Share of traffic relative to its pool mates; 1 is normal."
     )
-    model: str | None = Field(
-        None, description="For people: shown in /status. It does not restrict what the server gets."
+    model: tuple[str, ...] = Field(
+        (),
+        description="The models it serves: a name, several with commas between, or a list. It counts while the server"
+        " itself does not tell.",
     )
     metrics_port: int | None = Field(None, ge=1, le=65535, description="Port of its metrics; unset: the serving port.")
     drained: bool = Field(False, description="true: it gets no new requests.")
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod
@@ -152,6 +209,7 @@ class PoolSettings(_Section):
         (), description="The pool's servers. In envoy.yaml they come from the cluster of the pool's name."
     )
     scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
+    models: ModelsSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     scheduling: SchedulingSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     dns_family: Literal["auto", "v4_only", "v6_only", "v4_preferred", "all"] = Field(
         "all",
@@ -167,6 +225,7 @@ class Settings(_Section):
     admin: AdminSettings = Field(default_factory=lambda: AdminSettings())
     exchange: ExchangeSettings = Field(default_factory=lambda: ExchangeSettings())
     scrape: ScrapeSettings = Field(default_factory=lambda: ScrapeSettings())
+    models: ModelsSettings = Field(default_factory=lambda: ModelsSettings())
     scheduling: SchedulingSettings = Field(default_factory=lambda: SchedulingSettings())
     max_body_bytes: int = Field(
         16 * 1024 * 1024, ge=1024, description="Largest request body; the same number as in Envoy's buffer filter."

@@ -6,7 +6,7 @@ set replaces all before it. An empty set means that there is nobody, not that no
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 from extproc.config.settings import EndpointSettings
@@ -17,6 +17,11 @@ EndpointSet = tuple[Endpoint, ...]
 
 class EndpointSource(Protocol):
     """One suite of tests runs over every implementation."""
+
+    @property
+    def failing(self) -> Mapping[str, str]:
+        """What cannot be found out at present (DNS names), and why; its last answer stands in."""
+        ...
 
     def watch(self) -> AsyncGenerator[EndpointSet, None]:
         """Complete sets, each unlike the last, every address once; it goes on until closed or cancelled.
@@ -40,7 +45,7 @@ def to_endpoint(entry: EndpointSettings, address: Address, hostname: str | None 
         address=address,
         hostname=hostname,
         weight=entry.weight,
-        model=entry.model,
+        models=entry.model,
         metrics_port=entry.metrics_port,
         drained=entry.drained,
     )

@@ -18,6 +18,10 @@ class StaticSource:
                 raise ValueError(f'endpoints: "{entry.address}" is not an IP address; a name needs DNS discovery')
         self._endpoints = endpoint_set(pool.endpoints, lambda _: ())
 
+    @property
+    def failing(self) -> dict[str, str]:
+        return {}
+
     async def watch(self) -> AsyncGenerator[EndpointSet, None]:
         yield self._endpoints
         await asyncio.Event().wait()

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from extproc.endpoint import Address, Endpoint
+from extproc.pool.begun import BeginRate
 from extproc.pool.health import Health
 from extproc.pool.prefill import PrefillQueue
 from extproc.pool.sample import LoadSample
@@ -42,6 +43,7 @@ class State(StrEnum):
 
     STARTING = "starting"  # never answered a scrape
     READY = "ready"
+    RETURNING = "returning"  # after errors in a row; gets few requests until it has answered some
     UNHEALTHY = "unhealthy"
     DRAINED = "drained"  # the operator wants no new requests there
     GONE = "gone"  # left the pool; its running requests are still counted
@@ -51,6 +53,7 @@ class Member:
     """One server in a pool, and everything counted of it. A server that leaves and comes back is a new Member."""
 
     __slots__ = (
+        "_begun",
         "_open",
         "_unseen",
         "endpoint",
@@ -59,11 +62,16 @@ class Member:
         "in_flight",
         "kv_penalty_s",
         "kv_usage_ratio",
+        "models",
+        "models_at_s",
+        "models_error",
         "prefill",
         "reported",
         "sample",
         "slot",
         "stale_after_s",
+        "told_models",
+        "trials",
         "unseen",
         "usable_until_s",
         "waiting",
@@ -85,12 +93,24 @@ class Member:
         self.in_flight = 0  # requests picked for this server and not ended
         self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False
+        # Sent since it was ejected, and how they went is not known: a server that fails fast has none in flight.
+        self.trials: dict[Reservation, None] = {}  # in the order they were made
+        self.told_models: frozenset[str] | None = None  # what it last said that it serves; None: not known (any more)
+        self.models_at_s = float("-inf")  # when it was asked for that; later changes may not be in it
+        self.models_error: str | None = None  # of the last question; None: it was answered, or there was none
+        self.models: frozenset[str] | None = None  # that, or else what the operator says; None: not known
+        self._begun = BeginRate()
         self._open: dict[Reservation, None] = {}  # in the order they were made
         self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
 
     @property
     def address(self) -> Address:
         return self.endpoint.address
+
+    @property
+    def begun_per_s(self) -> float | None:
+        """Requests it began a second, lately; None: its samples do not tell."""
+        return self._begun.per_s
 
     def fresh_sample(self, now: float) -> LoadSample | None:
         """The last sample while it can be believed; None: nothing is known of the load."""
@@ -103,13 +123,37 @@ class Member:
             return State.DRAINED
         if self.health.problem(now) is not None:
             return State.UNHEALTHY
+        if self.health.bound(now) is not None:
+            return State.RETURNING
         return State.READY if self.health.reached else State.STARTING
+
+    def problem(self, now: float) -> str | None:
+        """Why it should get nothing now; None: it may. As its health says, and while it returns: enough is out."""
+        problem = self.health.problem(now)
+        bound = None if problem is not None else self.health.bound(now)
+        if bound is None:
+            return problem
+        since_s, count = self.health.ejected_until_s, 0
+        for reservation in reversed(self.trials):  # the last sent first
+            if reservation.charged_at_s < since_s or count == bound:
+                break
+            count += 1
+        return f"returning: {count} of {bound} in flight" if count == bound else None
+
+    def judge_models(self) -> bool:
+        """Bring `models` in line with what was told; true when that changes it. The server's own word counts first."""
+        before = self.models
+        said = frozenset(self.endpoint.models) or None
+        self.models = said if self.told_models is None else self.told_models
+        return self.models != before
 
     def charge(self, reservation: Reservation) -> None:
         self._open[reservation] = None
         self._unseen[reservation] = None
         self.in_flight += 1
         self.unseen += 1
+        if self.health.allowance is not None:
+            self.trials[reservation] = None
 
     def discharge(self, reservation: Reservation) -> None:
         self._open.pop(reservation, None)
@@ -129,7 +173,8 @@ class Member:
         self.reported = (sample.running or 0.0) + (sample.waiting or 0.0)
         self.kv_penalty_s = kv_wait_s(sample.kv_usage_ratio)
         self.prefill.observe(sample)
-        self.health.scrape_worked(asleep=bool(sample.sleeping))
+        self._begun.observe(sample)
+        self.health.scrape_worked(sample.taken_at_s, asleep=bool(sample.sleeping))
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:
             oldest = next(iter(self._unseen))

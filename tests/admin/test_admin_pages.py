@@ -15,7 +15,7 @@ from extproc.admin import explain, http
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import RECENT_SHOWN, status
 from extproc.endpoint import Address
-from extproc.request import RawRequest
+from extproc.request import RawRequest, Route
 from extproc.router import Router
 from tests.support.fleet import address, ended, endpoint, pool, route, router, sample, sampled_router
 
@@ -25,6 +25,7 @@ COUNTS = {
     "open_streams": 2,
     "undecodable_messages": 1,
     "request_path_errors": 0,
+    "undecodable_log_messages": 3,
     "access_log_entries": 5,
     "access_log_connections": 1,
 }
@@ -33,7 +34,8 @@ COUNTS = {
 def collected(of: Router) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """All samples of a scrape, as Prometheus reads them: name and labels -> value."""
     durations = ([("0.001", 3.0), ("+Inf", 4.0)], 0.25)
-    made = registry(RouterCollector(of, lambda: COUNTS, lambda: durations, lambda: True, lambda: NOW))
+    failing = {"vllm": ["vllm.test"]}
+    made = registry(RouterCollector(of, lambda: COUNTS, lambda: durations, lambda: True, lambda: NOW, lambda: failing))
     families = text_string_to_metric_families(generate_latest(made).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
@@ -66,8 +68,29 @@ def test_metrics_tell_requests_endpoints_and_the_state_of_the_shells() -> None:
     assert seen["extproc_open_streams", ()] == 2
     assert seen["extproc_undecodable_messages_total", ()] == 1
     assert seen["extproc_access_log_connections", ()] == 1
+    assert seen["extproc_undecodable_log_messages_total", ()] == 3
+    assert seen["extproc_dns_failing", labels(pool="vllm", name="vllm.test")] == 1
     assert seen["extproc_decision_seconds_count", ()] == 4
     assert seen["extproc_decision_seconds_sum", ()] == 0.25
+
+
+def test_names_that_do_not_exist_are_counted_by_what_named_them_and_shown() -> None:
+    fleet = sampled_router(1)
+    for _ in range(2):
+        fleet.route(RawRequest(route=Route("nope\n", "session")), NOW)
+    seen = {by: value for (name, by), value in collected(fleet).items() if name == "extproc_unknown_names_total"}
+    assert seen == {labels(by="route_pool"): 2, labels(by="route_profile"): 0, labels(by="header_profile"): 0}
+    page = shown(fleet)
+    assert page["requests"]["unknown_names"] == {"route_pool": 2}
+    assert "2 requests were routed as if their route's pool 'nope\\n' were not set: there is none" in page["warnings"]
+
+
+def test_a_dns_name_that_does_not_resolve_is_shown_with_its_pool() -> None:
+    fleet = sampled_router(1)
+    page = shown(fleet, failing_names={"vllm": {"vllm.test": "no such name"}})
+    assert page["pools"]["vllm"]["failing_names"] == {"vllm.test": "no such name"}
+    assert "pool vllm: cannot resolve vllm.test: no such name" in page["warnings"]
+    assert shown(fleet)["pools"]["vllm"]["failing_names"] == {}
 
 
 def test_an_unknown_load_is_absent_from_the_metrics_not_zero() -> None:
@@ -78,7 +101,9 @@ def test_an_unknown_load_is_absent_from_the_metrics_not_zero() -> None:
     assert not names & {"extproc_endpoint_waiting", "extproc_endpoint_running", "extproc_endpoint_kv_usage_ratio"}
 
 
-def shown(of: Router, *, connected: int = 1, now: float = NOW) -> dict[str, Any]:
+def shown(
+    of: Router, *, connected: int = 1, now: float = NOW, failing_names: dict[str, dict[str, str]] | None = None
+) -> dict[str, Any]:
     return status(
         of,
         now=now,
@@ -87,6 +112,7 @@ def shown(of: Router, *, connected: int = 1, now: float = NOW) -> dict[str, Any]
         version="1.2.3",
         streams={"open": 0},
         access_log={"connected": connected, "entries": 0},
+        failing_names=failing_names,
         wall_clock=lambda: 1.7e9,
     )
 

@@ -21,7 +21,7 @@ from extproc.app import App
 from extproc.config.settings import Settings
 from extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.server.listener import ListenError
-from tests.support.ext_proc_client import BUFFERED, DUPLEX, Client, body, destination, headers, log_batch
+from tests.support.ext_proc_client import BUFFERED, DUPLEX, NONE, Client, body, destination, headers, log_batch
 from tests.support.metrics_server import MetricsServer
 from tests.support.waiting import eventually
 
@@ -193,6 +193,52 @@ async def test_the_routes_grpc_metadata_chooses_the_pool() -> None:
                 reply = await running.client.stream(metadata).ask(body(b"{}", first_with_mode=BUFFERED))
                 chosen.append(destination(reply))
             assert chosen == [small.address, big.address, small.address]
+
+
+async def test_a_full_pool_turns_a_request_away_by_the_priority_in_its_header() -> None:
+    """What the settings say reaches the wire."""
+    scheduling = {"shed": [{"waiting": 8, "priority": 1}], "priority_header": "X-Priority"}
+    async with MetricsServer().serve() as busy:
+        busy.waiting = 8
+        async with started(settings({"vllm": [busy.address]}, scheduling=scheduling)) as running:
+            await eventually(running.serving, "ready")
+            low = await running.client.stream().ask(headers(NONE, fields={":method": "POST", "x-priority": "1"}))
+            assert low is not None
+            assert low.immediate_response.status.code == 429
+            sent = {h.header.key: h.header.raw_value for h in low.immediate_response.headers.set_headers}
+            assert 1 <= int(sent["retry-after"]) <= 30
+            error = json.loads(low.immediate_response.body)["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            normal = await running.client.stream().ask(headers(NONE))
+            assert destination(normal) == busy.address
+            assert (await running.status())["requests"]["rejections"] == {"overloaded": 1}
+
+
+async def test_a_route_that_names_an_unknown_pool_is_told_once_and_counted(
+    vllm: MetricsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(settings({"vllm": [vllm.address]})) as running:
+        await eventually(running.serving, "ready")
+        for _ in range(2):
+            stream = running.client.stream((("x-extproc-pool", "vlm"),))
+            assert destination(await stream.ask(headers(NONE))) == vllm.address
+        assert 'extproc_unknown_names_total{by="route_pool"} 2.0' in (await running.get("/metrics"))[1]
+        assert "2 requests were routed as if their route's pool 'vlm'" in str((await running.status())["warnings"])
+    told = [record.getMessage() for record in caplog.records if "vlm" in record.getMessage() and "names" in record.msg]
+    assert told == ["a route names the pool 'vlm', which there is not: its requests are routed as if it named none"]
+
+
+async def test_a_dns_name_that_does_not_resolve_and_a_log_that_does_not_decode_are_shown(vllm: MetricsServer) -> None:
+    async with started(settings({"vllm": [vllm.address, "no..such..name:8000"]})) as running:
+        logs = running.client.logs()
+        await logs.write(b"\xff\xff")
+        await eventually(lambda: running.app.status()["access_log"]["undecodable"] == 1, "the message arrived")
+        await eventually(lambda: running.app.status()["pools"]["vllm"]["failing_names"], "the name was looked up")
+        metrics = (await running.get("/metrics"))[1]
+        assert 'extproc_dns_failing{name="no..such..name",pool="vllm"} 1.0' in metrics
+        assert "extproc_undecodable_log_messages_total 1.0" in metrics
+        assert list(running.app.status()["pools"]["vllm"]["failing_names"]) == ["no..such..name"]
+        logs.cancel()
 
 
 async def test_a_full_duplex_stream_ends_early_while_an_access_log_is_received_and_else_stays(

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
 from extproc.config import ConfigError, load, read_settings
 from extproc.config.check import check
 from extproc.config.problems import Severity
+from extproc.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "envoy").glob("envoy*.yaml"))
@@ -67,6 +69,43 @@ def test_a_service_on_any_free_port_is_no_mistake() -> None:
     )
     assert '"127.0.0.1:0"' in text
     assert check(text, "envoy.yaml") == ()
+
+
+@pytest.mark.parametrize("setting", ["session_headers: [X-User]", "profile_header: X-User", "priority_header: X-User"])
+def test_a_header_that_is_sent_as_an_attribute_is_no_mistake(setting: str) -> None:
+    text = (ROOT / "envoy" / "envoy.yaml").read_text()
+    place, attribute = '        profile: "least-loaded"\n', "              - request.path\n"
+    assert text.count(place) == text.count(attribute) == 1
+    text = text.replace(place, f"{place}        {setting}\n")
+    assert [problem.code for problem in check(text, "envoy.yaml")] == ["header-not-sent"]
+    sent = text.replace(attribute, f"{attribute}              - \"request.headers['x-user']\"\n")
+    assert check(sent, "envoy.yaml") == ()
+
+
+def test_where_all_headers_are_sent_none_is_missing() -> None:
+    """Shapes B and C"""
+    for name in ("envoy-headers-then-body.yaml", "envoy-full-duplex.yaml"):
+        text = (ROOT / "envoy" / name).read_text()
+        place = '        profile: "least-loaded"\n'
+        assert text.count(place) == 1
+        assert check(text.replace(place, f"{place}        priority_header: x-priority\n"), name) == ()
+
+
+def test_rules_of_whom_to_turn_away_reach_the_settings() -> None:
+    text = "scheduling: {shed: [{waiting: 16, priority: 1}, {waiting: 64}], priority_header: X-Priority}"
+    scheduling = Settings.model_validate(YAML(typ="safe", pure=True).load(text)).scheduling
+    assert [(rule.waiting, rule.priority) for rule in scheduling.shed] == [(16, 1), (64, 0)]
+    assert scheduling.priority_header == "x-priority"
+
+
+@pytest.mark.parametrize(
+    "second", ["waiting: 16", "waiting: 8", "waiting: 64, priority: 1", "waiting: 64, priority: 2"]
+)
+def test_a_rule_without_effect_or_out_of_order_is_a_mistake(second: str) -> None:
+    text = f"{OWN}scheduling: {{shed: [{{waiting: 16, priority: 1}}, {{{second}}}]}}\n"
+    (problem,) = load(text, "own.yaml").problems
+    assert (problem.code, problem.field) == ("setting-value", "scheduling.shed")
+    assert "rule 2" in problem.message
 
 
 def test_an_own_file_says_all_that_its_schema_has() -> None:

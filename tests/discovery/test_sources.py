@@ -126,7 +126,9 @@ class TestEverySource:
     async def test_no_endpoints_are_an_empty_set_not_silence(
         self, make: Callable[[PoolSettings], EndpointSource]
     ) -> None:
-        assert await self.first(make(pool())) == ()
+        source = make(pool())
+        assert await self.first(source) == ()
+        assert source.failing == {}
 
     async def test_it_goes_on_until_it_is_cancelled(self, make: Callable[[PoolSettings], EndpointSource]) -> None:
         sets: AsyncGenerator[EndpointSet, None] = make(pool("10.0.0.1:8000")).watch()

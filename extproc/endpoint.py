@@ -87,7 +87,7 @@ class Endpoint:
     address: Address
     hostname: str | None = None
     weight: float = 1.0  # share of traffic relative to its pool mates; 1 is normal
-    model: str | None = None  # None: whatever the pool serves
+    models: tuple[str, ...] = ()  # the names it serves, as the operator says; empty: he does not say
     metrics_port: int | None = None  # None: the serving port
     drained: bool = False  # the operator wants no new requests here
 

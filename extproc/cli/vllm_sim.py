@@ -31,6 +31,9 @@ def vllm_sim(
     model: Annotated[
         list[str] | None, typer.Option(help="Served model name; may be repeated, the first is on the metrics page.")
     ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="LoRA adapter loaded from the start; may be repeated.")
+    ] = None,
     preset: Annotated[Preset, typer.Option(help="Speed and size of the engine.")] = Preset("a100-8b"),
     name: Annotated[str, typer.Option(help="Value of the x-vllm-sim header; the port is appended.")] = "sim",
     seed: Annotated[int, typer.Option(help="Of answers, jitter and faults by ratio.")] = 0,
@@ -166,6 +169,7 @@ def vllm_sim(
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = ServerOptions(
         models=tuple(model or ["sim"]),
+        adapters=tuple(adapter or ()),
         answers=AnswerOptions(
             default_tokens=default_answer_tokens,
             mean_tokens=mean_answer_tokens,

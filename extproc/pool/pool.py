@@ -20,6 +20,9 @@ class MembershipChange:
     updated: tuple[Endpoint, ...]  # same address, other options
 
 
+MODELS_STALE_AFTER_S = 30.0  # three of the intervals at which servers are asked for them
+_MOST_REMEMBERED = 4096  # names with their servers; all of them are names that servers gave
+
 # Given those that came and those that left.
 Watcher = Callable[[Sequence[Member], Sequence[Member]], None]
 
@@ -27,9 +30,14 @@ Watcher = Callable[[Sequence[Member], Sequence[Member]], None]
 class Pool:
     """The members of one Envoy cluster. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, name: str, *, stale_after_s: float) -> None:
+    def __init__(self, name: str, *, stale_after_s: float, models_stale_after_s: float = MODELS_STALE_AFTER_S) -> None:
+        """`models_stale_after_s`: a server that cannot be asked for its models any more is believed for so long."""
         self.name = name
         self.members: tuple[Member, ...] = ()  # replaced as a whole when membership changes
+        self.mixed = False  # not all members are known to serve the same: a pick must look at the request's model
+        self._all_unknown = True  # of no member it is known what it serves
+        self._models_stale_after_s = models_stale_after_s
+        self._serving: dict[str, tuple[Member, ...]] = {}  # by model; only names that a member is known to serve
         self._stale_after_s = stale_after_s
         self._by_address: dict[Address, Member] = {}
         self._leaving: list[Member] = []  # gone, with requests still in flight
@@ -55,11 +63,13 @@ class Pool:
                 updated.append(endpoint)
                 member.endpoint = endpoint
             members[address] = member
+            member.judge_models()
         for member in removed:
             member.gone = True
         self._leaving = [m for m in (*self._leaving, *removed) if m.in_flight]
         self._by_address = members
         self.members = tuple(members.values())
+        self._models_changed()
         for watcher in self._watchers:
             watcher([members[endpoint.address] for endpoint in added], removed)
         return MembershipChange(tuple(added), tuple(m.endpoint for m in removed), tuple(updated))
@@ -84,6 +94,65 @@ class Pool:
         member = self._by_address.get(address)
         if member:
             member.health.scrape_failed(error, now, answered=answered, refused=refused)
+
+    def to_probe(self, now: float) -> list[Endpoint]:
+        """Whose /health should be asked for; see `Health.to_probe`."""
+        return [member.endpoint for member in self.members if member.health.to_probe(now)]
+
+    def members_serving(self, model: str) -> tuple[Member, ...]:
+        """Those that serve it, or of which that is not known; `members` itself if these are all."""
+        if self._all_unknown:
+            return self.members
+        found = self._serving.get(model)
+        return self._find_serving(model) if found is None else found
+
+    def told_models(self, address: Address, models: frozenset[str], at_s: float) -> None:
+        """A server says what it serves; it was asked at `at_s`."""
+        member = self._by_address.get(address)
+        if member is not None and at_s > member.models_at_s:
+            member.told_models, member.models_at_s, member.models_error = models, at_s, None
+            self._rejudge(member)
+
+    def doubt_models(self, address: Address) -> None:
+        """A server may serve something else by now: what it said before is no ground to refuse a request."""
+        member = self._by_address.get(address)
+        if member is not None:
+            member.models_at_s = float("-inf")
+
+    def models_failed(self, address: Address, error: str, at_s: float, *, refused: bool = False) -> None:
+        """A server did not say what it serves; what it said before is believed for `models_stale_after_s`.
+
+        `refused`: nobody listens there. Then nothing can have been loaded either, and what it said before still holds.
+        """
+        member = self._by_address.get(address)
+        if member is None:
+            return
+        member.models_error = error
+        if refused and member.told_models is not None:
+            member.models_at_s = max(member.models_at_s, at_s)
+        if member.told_models is not None and at_s - member.models_at_s > self._models_stale_after_s:
+            member.told_models = None
+            self._rejudge(member)
+
+    def _rejudge(self, member: Member) -> None:
+        if member.judge_models():
+            self._models_changed()
+
+    def _models_changed(self) -> None:
+        self._serving.clear()
+        different = {member.models for member in self.members}
+        self.mixed = len(different) > 1
+        self._all_unknown = different <= {None}
+
+    def _find_serving(self, model: str) -> tuple[Member, ...]:
+        found = tuple([m for m in self.members if m.models is None or model in m.models])
+        if len(found) == len(self.members):
+            found = self.members
+        if any(m.models is not None for m in found):  # else the name is only the client's: it gets no room here
+            if len(self._serving) >= _MOST_REMEMBERED:
+                self._serving.clear()
+            self._serving[model] = found
+        return found
 
     def has_usable_sample(self, now: float) -> bool:
         return any(member.fresh_sample(now) is not None for member in self.members)

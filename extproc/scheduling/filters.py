@@ -1,9 +1,11 @@
 """Which servers must not be considered, and why?
 
 Wishes are never overruled: what the operator drained, and what lies outside the gateway's subset, is out whatever
-else happens. Observations can be, step by step: when every server looks bad, those are used whose metrics pages alone
-speak against them (`panic`: our view of the fleet may be what is broken, and an error is certain otherwise), and only
-when there is none of these, also those that answered with errors or sleep.
+else happens. Observations can be, step by step. Servers that said 429 or 503 just now are used when no other can be:
+where all are full, who sends where changes nothing. When every server looks bad, those are used whose metrics pages
+alone speak against them, or that return from errors and have their share already (`panic`: our view of the fleet may
+be what is broken, and an error is certain otherwise), and only when there is none of these, also those that answered
+with errors or sleep.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Generic, TypeVar
 
 from extproc.endpoint import Address
 from extproc.scheduling.candidate import Candidate
+
+DOES_NOT_SERVE = "does not serve the model"
 
 C = TypeVar("C", bound=Candidate)
 
@@ -54,16 +58,20 @@ def subset_of(hint: frozenset[str]) -> Subset:
     return Subset(hint)
 
 
-def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None) -> str | None:
-    """Why a server is dropped, in words for a person; None: it is not. `starting` counts as observation."""
+def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None, model: str | None = None) -> str | None:
+    """Why a server is dropped where another can be used, in words for a person; None: it is not."""
+    if model is not None and candidate.models is not None and model not in candidate.models:
+        return DOES_NOT_SERVE
     if candidate.endpoint.drained:
         return "drained by the operator"
     if subset is not None and candidate.endpoint.address not in subset:
         return "outside the gateway's subset"
-    problem = candidate.health.problem(now)
+    problem = candidate.problem(now)
     if problem is not None:
         return problem
-    return None if candidate.health.reached else "no answer to a scrape yet"
+    if not candidate.health.reached:
+        return "no answer to a scrape yet"
+    return "full: it answered 429 or 503" if candidate.health.full(now) else None
 
 
 def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = None) -> Eligible[C]:
@@ -77,18 +85,22 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     good = [c for c in candidates if c.health.sound and not c.endpoint.drained]
     if len(good) == len(candidates):
         return Eligible(good)
-    good, rest = [], []
+    good = []
+    full: list[C] = []  # as they said
+    rest: list[C] = []
     for candidate in candidates:
         if candidate.endpoint.drained:
             continue
         health = candidate.health
-        if health.sound or (health.reached and health.problem(now) is None):
+        if health.sound:
             good.append(candidate)
-        else:
+        elif not health.reached or candidate.problem(now) is not None:
             rest.append(candidate)
-    if good or not rest:
-        return Eligible(good)
-    starting = [c for c in rest if c.health.problem(now) is None]
+        else:
+            (full if health.full(now) else good).append(candidate)
+    if good or full or not rest:
+        return Eligible(good or full)
+    starting = [c for c in rest if c.problem(now) is None]
     if starting:
         return Eligible(starting)
     return Eligible([c for c in rest if not c.health.answers_badly(now)] or rest, panic=True)

@@ -65,6 +65,7 @@ class ServerOptions:
     """How a server presents its engine."""
 
     models: tuple[str, ...] = ("sim",)  # names it answers to; the first is the one on the metrics page
+    adapters: tuple[str, ...] = ()  # LoRA adapters loaded from the start
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     max_queued_requests: int | None = None  # more waiting ones are refused with 503; None: no limit
     record: bool = False  # keep what arrives
@@ -91,6 +92,7 @@ class SimApi:
         self._page = MetricsPage(options.models[0], spec)
         self._frozen_page: bytes | None = None
         self._name = name
+        self._adapters = dict.fromkeys(options.adapters)  # in the order they were loaded
         self._headers = {"x-vllm-sim": name, "server": "uvicorn"}
         self._answer_number = 0
         self._rejected = 0
@@ -103,6 +105,8 @@ class SimApi:
             ("GET", "/version"): self._version,
             ("GET", "/load"): self._load,
             ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
+            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/sim/faults"): self._get_faults,
             ("POST", "/sim/faults"): self._post_faults,
@@ -208,7 +212,7 @@ class SimApi:
         if self.draining:
             raise ApiError(500, SHUT_DOWN)
         ask = parse_ask(_INFERENCE[request.path], raw, self.options.models[0])
-        if ask.model not in self.options.models:
+        if ask.model not in self.options.models and ask.model not in self._adapters:
             raise ApiError(404, f"The model `{ask.model}` does not exist.", param="model")
         if self.options.max_queued_requests is not None:
             self.driver.refresh()
@@ -287,6 +291,8 @@ class SimApi:
 
     async def _list_models(self, _request: web.BaseRequest) -> web.StreamResponse:
         created = int(self.started_unix_s)
+        parents: dict[str, str | None] = dict.fromkeys(self.options.models)
+        parents |= dict.fromkeys(self._adapters, self.options.models[0])
         data: list[dict[str, object]] = [
             {
                 "id": model,
@@ -294,13 +300,27 @@ class SimApi:
                 "created": created,
                 "owned_by": "vllm",
                 "root": model,
-                "parent": None,
-                "max_model_len": self.spec.max_model_len,
+                "parent": parent,
+                "max_model_len": None if parent else self.spec.max_model_len,
                 "permission": [],
             }
-            for model in self.options.models
+            for model, parent in parents.items()
         ]
         return self._json({"object": "list", "data": data})
+
+    async def _load_adapter(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = await _adapter_name(request)
+        if name in self._adapters:
+            raise ApiError(400, f"The lora adapter '{name}' has already been loaded.")
+        self._adapters[name] = None
+        return self._answer(f"Success: LoRA adapter '{name}' added successfully.".encode(), content_type="text/plain")
+
+    async def _unload_adapter(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = await _adapter_name(request)
+        if name not in self._adapters:
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
+        del self._adapters[name]
+        return self._answer(f"Success: LoRA adapter '{name}' removed successfully.".encode(), content_type="text/plain")
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
         return self._json({"version": VERSION})
@@ -344,3 +364,14 @@ class SimApi:
 
     async def _get_requests(self, _request: web.BaseRequest) -> web.StreamResponse:
         return self._json({**asdict(self.ledger), "in_flight": self.ledger.in_flight})
+
+
+async def _adapter_name(request: web.BaseRequest) -> str:
+    """Raises ApiError (400)."""
+    try:
+        name = json.loads(await request.read())["lora_name"]
+    except (ValueError, KeyError, TypeError):
+        name = None
+    if not isinstance(name, str) or not name:
+        raise ApiError(400, "lora_name is required", param="lora_name")
+    return name

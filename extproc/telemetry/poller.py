@@ -1,12 +1,9 @@
 """How is each server doing, asked again and again?
 
-One loop an endpoint: scrape, hand the result to the sink, wait. The loops share nothing but the HTTP session, so a
-server that hangs delays no other; a loop starts its next scrape only when the last one has ended. Between scrapes of a
-healthy endpoint lies `interval_s` +-10 %, start to start, so that many endpoints (and many of us) spread out. After n
-failures in a row it is `interval_s * 2**n`, at most `max_backoff_s`, times a random factor of 0.5 to 1.
-
-Loops end by cancellation. What a server or the network does never ends one; any other exception, of the sink too, goes
-up through `run` and takes its TaskGroup down.
+One loop an endpoint (see `loops`): scrape, hand the result to the sink, wait. A loop starts its next scrape only when
+the last one has ended. Between scrapes of a healthy endpoint lies `interval_s` +-10 %, start to start, so that many
+endpoints (and many of us) spread out. After n failures in a row it is `interval_s * 2**n`, at most `max_backoff_s`,
+times a random factor of 0.5 to 1.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import aiohttp
@@ -23,15 +20,15 @@ import aiohttp
 from extproc.config.settings import ScrapeSettings
 from extproc.endpoint import Endpoint
 from extproc.pool.sample import LoadSample
-from extproc.telemetry.scrape import ScrapeFailure, new_session, scrape, tls_context
+from extproc.telemetry.fetch import ScrapeFailure
+from extproc.telemetry.loops import EndpointLoops, Identity
+from extproc.telemetry.scrape import scrape
 
 log = logging.getLogger(__name__)
 
 _JITTER = 0.1  # of the interval, to either side
 _MIN_PAUSE = 0.1  # of the interval, after a scrape that took longer than it
 _FIRST_WITHIN = 0.2  # of the interval: a new endpoint is asked soon, and a whole fleet is not asked at one instant
-
-_Target = tuple[str, str | None]  # where a scrape goes: metrics host:port, name for TLS and Host
 
 
 class Sink(Protocol):
@@ -44,8 +41,10 @@ class Sink(Protocol):
         """No page."""
 
 
-class Poller:
+class Poller(EndpointLoops):
     """Raises ValueError for a `ca_file` that cannot be used."""
+
+    task_name = "scrape"
 
     def __init__(
         self,
@@ -56,57 +55,16 @@ class Poller:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._sink = sink
         self._clock = clock
         self._rng = rng or random.Random()
         self._sleep = sleep
-        self._tls = tls_context(settings)
-        self._endpoints: dict[tuple[str, _Target], Endpoint] = {}
-        self._loops: dict[tuple[str, _Target], asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
-        self._running = False
 
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on poll exactly these. May be called before `run`, and again at any time, from the event loop.
+    def _identity(self, endpoint: Endpoint) -> Identity:
+        return endpoint.address.text, (endpoint.metrics_host_port, endpoint.hostname)
 
-        A loop goes on undisturbed while its endpoint keeps address and metrics target; other changes (weight, drained)
-        reach the sink with the next result.
-        """
-        self._endpoints = {_identity(endpoint): endpoint for endpoint in endpoints}
-        for identity in self._loops.keys() - self._endpoints.keys():
-            self._loops[identity].cancel()  # at once, not in run's next turn: the sink hears no more of it
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Poll until cancelled. Run it once, as a task of the application's TaskGroup.
-
-        Raises:
-            ExceptionGroup: a loop met an exception that no server and no network causes.
-        """
-        if self._running:
-            raise RuntimeError("this poller runs already")
-        self._running = True
-        try:
-            async with new_session(self._settings, self._tls) as session, asyncio.TaskGroup() as group:
-                while True:
-                    self._changed.clear()
-                    self._start_and_forget(group, session)
-                    await self._changed.wait()
-        finally:
-            self._loops.clear()
-            self._running = False
-
-    def _start_and_forget(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
-        for identity in self._loops.keys() - self._endpoints.keys():
-            del self._loops[identity]
-        for identity in self._endpoints:
-            loop = self._loops.get(identity)
-            if loop is None or loop.cancelling():  # taken out and put in again before we woke
-                name = f"scrape {identity[0]}"
-                self._loops[identity] = group.create_task(self._poll(session, identity), name=name)
-
-    async def _poll(self, session: aiohttp.ClientSession, identity: tuple[str, _Target]) -> None:
+    async def _loop(self, session: aiohttp.ClientSession, identity: Identity) -> None:
         failures, state = 0, ""
         await self._sleep(self._rng.uniform(0, _FIRST_WITHIN * self._settings.interval_s))
         while True:
@@ -128,10 +86,6 @@ class Poller:
             longest_s = max(self._settings.max_backoff_s, interval_s)
             return min(longest_s, interval_s * 2.0 ** min(failures, 30)) * self._rng.uniform(0.5, 1)
         return max(_MIN_PAUSE * interval_s, interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER) - took_s)
-
-
-def _identity(endpoint: Endpoint) -> tuple[str, _Target]:
-    return endpoint.address.text, (endpoint.metrics_host_port, endpoint.hostname)
 
 
 def _log_change(endpoint: Endpoint, before: str, result: LoadSample | ScrapeFailure) -> str:

@@ -91,6 +91,15 @@ def test_where_all_headers_are_sent_none_is_missing() -> None:
         assert check(text.replace(place, f"{place}        priority_header: x-priority\n"), name) == ()
 
 
+@pytest.mark.parametrize("written", ['"org/phi:4, alias ,"', '["org/phi:4", alias]'])
+def test_several_models_of_a_server_stand_between_commas_or_in_a_list(written: str) -> None:
+    """case c19"""
+    text = f'pools: {{p: {{endpoints: [{{address: "10.0.0.1:8000", model: {written}}}]}}}}\n'
+    loaded = load(text, "own.yaml")
+    assert loaded.settings is not None
+    assert loaded.settings.pools["p"].endpoints[0].model == ("org/phi:4", "alias")
+
+
 def test_rules_of_whom_to_turn_away_reach_the_settings() -> None:
     text = "scheduling: {shed: [{waiting: 16, priority: 1}, {waiting: 64}], priority_header: X-Priority}"
     scheduling = Settings.model_validate(YAML(typ="safe", pure=True).load(text)).scheduling
@@ -113,7 +122,7 @@ def test_an_own_file_says_all_that_its_schema_has() -> None:
     assert (loaded.kind, loaded.problems) == ("own", ())
     assert loaded.settings is not None
     first, second, third = loaded.settings.pools["chat"].endpoints
-    assert (first.weight, first.model, first.metrics_port) == (2, "big", 9100)
+    assert (first.weight, first.model, first.metrics_port) == (2, ("big",), 9100)
     assert (second.drained, third.address) == (True, "[fd00::10]:8000")
     assert loaded.settings.scrape.interval_s == 1
 
@@ -134,7 +143,7 @@ def test_options_of_an_endpoint_and_of_a_pool_come_from_envoys_metadata() -> Non
     assert loaded.settings is not None, loaded.problems
     pool = loaded.settings.pools["vllm"]
     last = pool.endpoints[-1]
-    assert (last.weight, last.model, last.metrics_port, last.drained) == (0.5, "small", 9100, True)
+    assert (last.weight, last.model, last.metrics_port, last.drained) == (0.5, ("small",), 9100, True)
     assert pool.dns_refresh_s == 1
     assert pool.scheduling is not None
     assert pool.scheduling.hosts == 2

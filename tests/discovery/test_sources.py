@@ -119,9 +119,9 @@ class TestEverySource:
     async def test_what_the_operator_says_of_an_endpoint_is_kept(
         self, make: Callable[[PoolSettings], EndpointSource]
     ) -> None:
-        entry = EndpointSettings(address="10.0.0.1:8000", weight=0.5, model="m", metrics_port=9100, drained=True)
+        entry = EndpointSettings(address="10.0.0.1:8000", weight=0.5, model=("m", "n"), metrics_port=9100, drained=True)
         (found,) = await self.first(make(PoolSettings(endpoints=(entry,))))
-        assert (found.weight, found.model, found.metrics_port, found.drained) == (0.5, "m", 9100, True)
+        assert (found.weight, found.models, found.metrics_port, found.drained) == (0.5, ("m", "n"), 9100, True)
 
     async def test_no_endpoints_are_an_empty_set_not_silence(
         self, make: Callable[[PoolSettings], EndpointSource]

@@ -89,6 +89,14 @@ def test_an_echo_is_a_streamed_response(part: Part, body: bytes, end: bool) -> N
     assert (streamed.body, streamed.end_of_stream) == (body, end)
 
 
+def test_a_model_that_does_not_exist_is_told_as_vllm_tells_it() -> None:
+    """case c19"""
+    refusal = Rejection(RejectionReason.MODEL_NOT_FOUND, 404, "The model `x` does not exist.")
+    assert json.loads(read(encode.rejection(refusal)).immediate_response.body) == {
+        "error": {"message": "The model `x` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+    }
+
+
 @pytest.mark.parametrize(
     ("rejection", "error_type"),
     [

@@ -59,6 +59,32 @@ async def test_the_openai_client_gets_a_chat_answer_and_the_second_time_from_the
     assert second.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens // 16 * 16 > 0
 
 
+async def test_adapters_are_listed_with_their_parent_and_come_and_go(http: aiohttp.ClientSession) -> None:
+    options = ServerOptions(models=("base", "alias"), adapters=("first",))
+    async with SimServer("a", BRISK, options=options) as server:
+
+        async def listed() -> dict[str, str | None]:
+            async with http.get(f"{server.url}/v1/models") as answer:
+                return {each["id"]: each["parent"] for each in (await answer.json())["data"]}
+
+        async def call(path: str, name: object) -> int:
+            async with http.post(f"{server.url}/v1/{path}", data=io.BytesIO(json.dumps(name).encode())) as answer:
+                return answer.status
+
+        async def served(model: str) -> int:
+            return (await post(http, server, "/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1}))[0]
+
+        assert await listed() == {"base": None, "alias": None, "first": "base"}
+        assert [await served(model) for model in ("first", "second")] == [200, 404]
+        assert await call("load_lora_adapter", {"lora_name": "second", "lora_path": "/x"}) == 200
+        assert await call("load_lora_adapter", {"lora_name": "second", "lora_path": "/x"}) == 400
+        assert await call("load_lora_adapter", []) == 400
+        assert await call("unload_lora_adapter", {"lora_name": "first"}) == 200
+        assert await call("unload_lora_adapter", {"lora_name": "first"}) == 404
+        assert await listed() == {"base": None, "alias": None, "second": "base"}
+        assert [await served(model) for model in ("first", "second")] == [404, 200]
+
+
 async def test_the_openai_client_gets_a_stream_with_its_usage_at_the_end(server: SimServer) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         whole = await client.chat.completions.create(model="sim", messages=[HELLO], max_tokens=9)  # type: ignore[list-item]

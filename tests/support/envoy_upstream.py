@@ -42,6 +42,7 @@ class Upstream:
         self.connections = 0  # TCP connections ever accepted, scrapes and health checks included
         self.waiting: float = 0.0  # shown on the metrics page
         self.open = 0  # requests being answered now; shown as running on the metrics page
+        self.models: tuple[str, ...] | None = None  # what it tells the service that it serves; None: 404
         self.respond: Responder = answer
         self.metrics: Responder = self.page
         self._runner: web.AppRunner | None = None
@@ -89,6 +90,10 @@ class Upstream:
             return await self.metrics(request, b"")
         if request.path == "/health":
             return web.Response()
+        if request.path == "/v1/models" and request.headers.get("user-agent") == "extproc":  # else it is a client's
+            if self.models is None:
+                return web.Response(status=404)
+            return web.json_response({"object": "list", "data": [{"id": name, "parent": None} for name in self.models]})
         if request.headers.get("upgrade", "").lower() == "websocket":
             self.seen.append(_seen(request, b""))
             return await _echo_websocket(request)

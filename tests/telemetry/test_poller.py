@@ -14,8 +14,8 @@ import pytest
 from extproc.config.settings import ScrapeSettings
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.sample import LoadSample
+from extproc.telemetry.fetch import FailureKind, ScrapeFailure
 from extproc.telemetry.poller import Poller
-from extproc.telemetry.scrape import FailureKind, ScrapeFailure
 
 from .conftest import PAGE, TLS, Answer, Serve, hangs, http, sends, until
 

@@ -17,7 +17,8 @@ import pytest
 from extproc.config.settings import ScrapeSettings
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.sample import LoadSample
-from extproc.telemetry.scrape import FailureKind, ScrapeFailure, new_session, scrape, tls_context
+from extproc.telemetry.fetch import FailureKind, ScrapeFailure, new_session, tls_context
+from extproc.telemetry.scrape import scrape
 
 from .conftest import PAGE, TLS, Serve, hangs, http, sends
 

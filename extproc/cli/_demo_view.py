@@ -19,7 +19,13 @@ from extproc.pool.member import Member, State
 
 _BAR = 16  # characters
 _PICKS_SHOWN = 7
-_COLOURS = {State.READY: "green", State.UNHEALTHY: "red", State.DRAINED: "yellow", State.STARTING: "yellow"}
+_COLOURS = {
+    State.READY: "green",
+    State.RETURNING: "yellow",
+    State.UNHEALTHY: "red",
+    State.DRAINED: "yellow",
+    State.STARTING: "yellow",
+}
 
 
 class Plain:

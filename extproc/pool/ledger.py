@@ -2,11 +2,12 @@
 
 A reservation is found by its pick id, since two witnesses tell of its end and neither can be relied on alone: the end
 of our stream (at once, but it says nothing of how), and Envoy's access log (a flush interval later, with everything).
-Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten. Where Envoy tells how each attempt
-ended (it comes by another stream, so before or after the request's own entry), a server that did not serve in the end
-is judged by its own attempt. How a request went counts once for the health of each server that was tried. A detached one (see `detach`) whose
+Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten. A detached one (see `detach`) whose
 end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
 has left or reports no load.
+
+How it went counts for the health of each server that was tried, once. Where Envoy tells how each attempt ended (by
+another stream, so before or after the request's own entry), a server that did not serve in the end is judged by that.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 PICK_ID_TAG = "pick_id"  # custom tag of the shipped configuration, from our metadata
 
 _NO_RESPONSE = pb.StreamAccessLogsResponse().SerializeToString()
-_BEGINNING = frozenset({pb.UpstreamPoolReady, pb.UpstreamPeriodic, pb.DownstreamPeriodic, pb.DownstreamStart})
+_NOT_THE_END = frozenset(
+    {pb.UpstreamPoolReady, pb.UpstreamPeriodic, pb.UpstreamEnd, pb.DownstreamPeriodic, pb.DownstreamStart}
+)
 
 
 class AccessLogReceiver:
@@ -49,9 +51,7 @@ class AccessLogReceiver:
                 now = self._clock()
                 for entry in batch.http_logs.log_entry:
                     self.entries += 1
-                    # An attempt's end is told again, with more, by the request's own entry.
-                    if entry.common_properties.access_log_type != pb.UpstreamEnd:
-                        self._router.complete(completion(entry), now)
+                    self._router.complete(completion(entry), now)
         finally:
             self.connected -= 1
         return _NO_RESPONSE
@@ -64,7 +64,7 @@ def completion(entry: pb.HTTPAccessLogEntry) -> Completion:
     return Completion(
         pick_id=common.custom_tags.get(PICK_ID_TAG) or None,
         served=_address(socket.address, socket.port_value),
-        final=common.access_log_type not in _BEGINNING,
+        final=common.access_log_type not in _NOT_THE_END,
         status=response.response_code.value or None,
         flags=_flags(common.response_flags) if common.HasField("response_flags") else (),
         details=response.response_code_details,
@@ -76,6 +76,7 @@ def completion(entry: pb.HTTPAccessLogEntry) -> Completion:
             else None
         ),
         cluster=common.upstream_cluster,
+        attempt_ended=common.access_log_type == pb.UpstreamEnd,
     )
 
 

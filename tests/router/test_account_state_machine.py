@@ -63,6 +63,7 @@ class Account(RuleBasedStateMachine):
         status=st.sampled_from([None, 200, 400, 500, 503]),
         flags=FLAGS,
         attempts=st.integers(1, 3),
+        attempt_ended=st.booleans(),
         times=st.integers(1, 2),
     )
     def access_log(
@@ -73,12 +74,16 @@ class Account(RuleBasedStateMachine):
         status: int | None,
         flags: tuple[str, ...],
         attempts: int,
+        attempt_ended: bool,
         times: int,
     ) -> None:
         known = [pick.pick_id for pick in self.picks]
         pick_id = data.draw(st.sampled_from([None, "not-ours", *known[-20:]]))
         for _ in range(times):
-            self.router.complete(Completion(pick_id, served, final, status, flags, attempts=attempts), self.now)
+            told = Completion(
+                pick_id, served, final, status, flags, attempts=attempts, attempt_ended=attempt_ended and not final
+            )
+            self.router.complete(told, self.now)
 
     @rule(number=NUMBERS, running=st.integers(0, 3), known=st.booleans(), ago_s=st.sampled_from([0.0, 0.3, 5.0]))
     def scrape(self, number: int, running: int, known: bool, ago_s: float) -> None:
@@ -118,6 +123,7 @@ class Account(RuleBasedStateMachine):
         self.router.stream_ended("tick", self.now)
         assert [member.in_flight for member in self.members.values() if member.in_flight] == []
         assert self.pool.leaving == ()
+        assert not any(member.trials for member in self.members.values())
         ledger = self.router.ledger
         assert ledger.open_count == 0
         assert ledger.outcomes.total() == ledger.picks.total() == len(self.picks), "each pick has one outcome"

@@ -20,7 +20,6 @@ from tests.support.fleet import (
     endpoint,
     in_flight,
     member,
-    observe_all,
     pool,
     route,
     router,
@@ -196,44 +195,3 @@ def test_a_client_error_and_a_full_server_do_not_hide_faults_either(status: int)
         fleet.complete(ended(route(fleet, 0.0, subset=["10.0.0.1"]), status=500), 0.0)
         fleet.complete(ended(route(fleet, 0.0, subset=["10.0.0.1"]), status=status), 0.0)
     assert member(fleet, 1).health.problem(0.0) == "errors in a row"
-
-
-@pytest.mark.parametrize("fault", [{"status": 500}, {"status": 200, "flags": ["upstream_remote_reset"]}])
-def test_a_black_hole_gets_under_a_twentieth_of_the_traffic(fault: dict[str, object]) -> None:
-    """case e15: one of four fails in 2 ms and so looks idle; the others answer in 2 s; 40 requests a second for two
-    minutes; Envoy tells in batches every 0.25 s. Drawn evenly it would get a quarter.
-    """
-    fleet = sampled_router(4)
-    hole, total, to_hole = address(1), 0, 0
-    running: list[tuple[float, Pick]] = []
-    untold: list[Pick] = []
-    for tick in range(120 * 40):
-        now = tick / 40
-        if tick % 20 == 0:
-            busy = in_flight(fleet)
-            for number, count in enumerate(busy, 1):
-                load = sample(now, running=float(count), kv=min(1.0, count / 50))
-                fleet.observe("vllm", address(number), load, now)
-        pick = route(fleet, now)
-        total += 1
-        to_hole += pick.address == hole
-        running.append((now + (0.002 if pick.address == hole else 2.0), pick))
-        for due, over in [each for each in running if each[0] <= now]:
-            running.remove((due, over))
-            fleet.stream_ended(over.pick_id, now)
-            untold.append(over)
-        if tick % 10 == 0:
-            for over in untold:
-                fleet.complete(ended(over, **(fault if over.address == hole else {})), now)  # type: ignore[arg-type]
-            untold.clear()
-    assert to_hole / total < 0.05
-
-
-def test_a_server_that_recovers_gets_its_share_again() -> None:
-    """case e15"""
-    fleet = sampled_router(2)
-    for _ in range(3):
-        fleet.complete(ended(route(fleet, 0.0, subset=["10.0.0.1"]), status=500), 0.0)
-    observe_all(fleet, EJECT_S)
-    picks = [route(fleet, EJECT_S) for _ in range(10)]
-    assert sum(pick.address == address(1) for pick in picks) == 5

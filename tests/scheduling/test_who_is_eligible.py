@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from extproc.decision import Pick
 from extproc.endpoint import Address, Endpoint
-from extproc.pool.health import FAULTS_IN_A_ROW
+from extproc.pool.health import EJECT_S, FAULTS_IN_A_ROW, FULL_S
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
+from extproc.pool.reservation import Reservation
 from extproc.scheduling.filters import Eligible, Subset, drop_reason, eligible
 from tests.support.fleet import address, endpoint, pool, sample
 
@@ -65,6 +67,37 @@ def test_in_panic_a_server_that_answers_with_errors_is_used_last() -> None:
     break_(fleet.member(address(2)), 1.0)
     found = eligible(fleet.members, 1.0)
     assert (numbers(found), found.panic) == ([1, 3], True)
+
+
+def test_a_full_server_is_used_when_no_other_can_be_and_that_is_no_panic() -> None:
+    """case e15: 429 and 503"""
+    fleet = reached(pool(4), 1, 2, 3)
+    for number in (1, 2):
+        server = fleet.member(address(number))
+        assert server is not None
+        server.health.request_full(1.0)
+    break_(fleet.member(address(3)), 1.0)
+    found = eligible(fleet.members, 1.0)
+    assert (numbers(found), found.panic) == ([1, 2], False), "rather than the unknown and the broken"
+    assert [drop_reason(server, 1.0) for server in fleet.members[:2]] == ["full: it answered 429 or 503"] * 2
+    fleet.observe(address(4), sample(1.0))
+    assert numbers(eligible(fleet.members, 1.0)) == [4]
+    assert numbers(eligible(fleet.members, 1.0 + FULL_S)) == [1, 2, 4]
+
+
+def test_a_returning_server_with_its_share_is_left_out_but_before_a_broken_one_in_panic() -> None:
+    """case e15"""
+    fleet = reached(pool(2), 1, 2)
+    first, second = fleet.members
+    break_(first)
+    now = EJECT_S
+    assert numbers(eligible(fleet.members, now)) == [1, 2]
+    Reservation(Pick("x", first.address, (), ""), first, "vllm", "/", now)
+    assert numbers(eligible(fleet.members, now)) == [2]
+    assert drop_reason(first, now) == "returning: 1 of 1 in flight"
+    break_(second, now)
+    found = eligible(fleet.members, now)
+    assert (numbers(found), found.panic) == ([1], True)
 
 
 def test_panic_never_uses_a_drained_server() -> None:

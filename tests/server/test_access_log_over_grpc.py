@@ -33,15 +33,17 @@ async def test_a_batch_that_does_not_decode_is_counted_and_the_next_is_read(serv
     assert service.access_log.connected == 0
 
 
-async def test_the_end_of_an_attempt_is_left_to_the_requests_own_entry(service: Service, client: Client) -> None:
+async def test_the_end_of_an_attempt_is_of_its_server_alone(service: Service, client: Client) -> None:
+    """case e15"""
     reply = await client.stream().ask(body(b"{}", first_with_mode=BUFFERED))
-    batch = accesslog_pb2.StreamAccessLogsMessage.FromString(
-        log_batch((pick_id(reply), destination(reply).split(",")[0], 503))
-    )
+    first = destination(reply).split(",")[0]
+    batch = accesslog_pb2.StreamAccessLogsMessage.FromString(log_batch((pick_id(reply), first, 503)))
     batch.http_logs.log_entry[0].common_properties.access_log_type = accesslog_pb2.UpstreamEnd
     logs = client.logs()
     await logs.write(batch.SerializeToString())
     await eventually(lambda: service.access_log.entries == 1, "the entry arrived")
     assert sum(in_flight(service.router)) == 1
     assert not service.router.ledger.outcomes
+    full = [str(m.address) for m in service.router.pools[0].members if m.health.full_until_s > 0]
+    assert full == [first]
     logs.cancel()

@@ -119,7 +119,8 @@ def _print(answer: Mapping[str, Any], most: int | None) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     by = f", decided by {answer['by'].replace('_', ' ')}" if answer["by"] else ""
     console.print(f"pool {escape(answer['pool'])}, profile {escape(answer['profile'])}{by}")
-    console.print(_understood(answer["request"]))
+    if answer["request"] is not None or answer["chosen"] is not None:  # else nothing is told of it
+        console.print(_understood(answer["request"]))
     rows = answer["endpoints"][:most]
     if rows:
         console.print(_table(rows))

@@ -6,12 +6,15 @@ settings tree whose nodes keep their places in the envoy.yaml, so that a mistake
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from extproc.config import codes, wire
 from extproc.config.codes import Finding
 from extproc.config.problems import suggest
 from extproc.config.tree import Node
 from extproc.endpoint import format_host
 
+DNS_CLUSTER = "envoy.extensions.clusters.dns.v3.DnsCluster"
 OVERRIDE_HOST = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 METADATA = "extproc"  # the namespace in an endpoint's filter_metadata, and the key in node.metadata
 _DNS_TYPES = ("STRICT_DNS", "LOGICAL_DNS")
@@ -26,6 +29,35 @@ def override_host(cluster: Node) -> Node | None:
         if kind == OVERRIDE_HOST:
             return body
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    """How Envoy resolves the names of a cluster."""
+
+    node: Node  # that says so
+    family: str  # of `PoolSettings.dns_family`
+    family_node: Node
+    one_address: bool  # of a name's addresses only one is used at a time
+    cure: str  # of that
+
+
+def dns_of(cluster: Node) -> Dns | None:
+    """None: its addresses do not come from DNS."""
+    kind = cluster.get("type")
+    place, cure = cluster, "set type: STRICT_DNS"
+    if kind is not None and kind.text in _DNS_TYPES:
+        one_address = kind.text == "LOGICAL_DNS"
+    else:
+        found, body = wire.unpack(cluster.at("cluster_type", "typed_config"))
+        if found != DNS_CLUSTER or body is None:
+            return None
+        single = body.get("all_addresses_in_single_endpoint")
+        kind, place, cure = single or body, body, "remove it"
+        one_address = single is not None and single.value is True
+    family = place.get("dns_lookup_family")
+    text = family.text.lower() if family is not None and family.text else "auto"
+    return Dns(kind, "auto" if text == "unspecified" else text, family or kind, one_address, cure)
 
 
 def settings_tree(bootstrap: Node) -> tuple[Node, list[Finding]]:
@@ -80,10 +112,9 @@ def _pool(cluster: Node, override: Node | None, findings: list[Finding]) -> Node
         )
     if listed is None or not discovered:
         out["endpoints"] = _endpoints(cluster, findings)
-    if kind is not None and kind.text in _DNS_TYPES:
-        family = cluster.get("dns_lookup_family") or kind
-        text = family.text.lower() if family is not kind and family.text else "auto"
-        out.setdefault("dns_family", Node(family.path, family.line, text))
+    dns = dns_of(cluster)
+    if dns is not None:
+        out.setdefault("dns_family", Node(dns.family_node.path, dns.family_node.line, dns.family))
     place = override if override is not None else cluster
     return Node(place.path, place.line, out)
 

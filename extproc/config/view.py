@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from extproc.config import pools, wire
+from extproc.config import per_route, pools, wire
+from extproc.config.calls import calls_by_route
 from extproc.config.codes import Finding
+from extproc.config.per_route import Way
 from extproc.config.settings import Settings
 from extproc.config.tree import Node
 
@@ -22,6 +24,8 @@ GRPC_LOG = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
 HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 DESTINATION = "x-gateway-destination-endpoint"
 PICK_ID = "x-gateway-pick-id"
+POOL_METADATA = "x-extproc-pool"  # of the stream to the service
+PROFILE_METADATA = "x-extproc-profile"
 NAMESPACE = "envoy.lb"
 
 
@@ -64,7 +68,12 @@ class Route:
     message: Any  # envoy.config.route.v3.Route
     host_node: Node
     host: Any  # envoy.config.route.v3.VirtualHost
-    pools: tuple[str, ...]
+    ways: tuple[Way, ...]  # one for each pool
+    calls: tuple[str, ...]  # paths of calls with a prompt that come here
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(way.pool for way in self.ways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +240,23 @@ class _Reader:
         route_cls = wire.message_class("envoy.config.route.v3", "Route")
         for host_node in config.list_at("virtual_hosts"):
             host = wire.read(host_cls, host_node)[0]
-            for node in host_node.list_at("routes"):
-                message = wire.read(route_cls, node)[0]
-                targets = [name for name in _targets(message.route) if name in pool_names]
-                if targets:
-                    yield Route(node, message, host_node, host, tuple(targets))
+            nodes = host_node.list_at("routes")
+            messages = [wire.read(route_cls, node)[0] for node in nodes]
+            for node, message, calls in zip(nodes, messages, calls_by_route(messages), strict=True):
+                ways = tuple(
+                    per_route.way(name, (config, host_node, node, *part), self.findings)
+                    for name, part in _targets(message.route, node)
+                    if name in pool_names
+                )
+                if ways:
+                    yield Route(node, message, host_node, host, ways, calls)
 
 
-def _targets(action: Any) -> list[str]:
+def _targets(action: Any, node: Node) -> list[tuple[str, tuple[Node, ...]]]:
+    """The clusters that a route leads to, each with its part of a weighted cluster."""
     if action is None:
         return []
-    weighted = action.weighted_clusters
-    return [str(action.cluster or ""), *(str(c.name) for c in (weighted.clusters if weighted is not None else ()))]
+    if action.weighted_clusters is None:
+        return [(str(action.cluster or ""), ())]
+    parts = node.list_at("route", "weighted_clusters", "clusters")
+    return [(str(c.name), (part,)) for c, part in zip(action.weighted_clusters.clusters, parts, strict=False)]

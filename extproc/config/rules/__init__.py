@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from extproc.config.codes import Finding
-from extproc.config.rules import chain, destination, limits, log, pool, processor, routes, service
+from extproc.config.rules import chain, destination, limits, log, overrides, pool, processor, routes, service
 from extproc.config.rules.rule import RULES
 from extproc.config.view import View
 
-__all__ = ["RULES", "chain", "destination", "findings", "limits", "log", "pool", "processor", "routes", "service"]
+__all__ = [
+    "RULES",
+    "chain",
+    "destination",
+    "findings",
+    "limits",
+    "log",
+    "overrides",
+    "pool",
+    "processor",
+    "routes",
+    "service",
+]
 
 
 def findings(view: View) -> list[Finding]:

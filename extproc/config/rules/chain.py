@@ -7,7 +7,6 @@ from typing import Any
 
 from extproc.config.codes import Finding, shown_path
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
-from extproc.config.tree import Node
 from extproc.config.view import BUFFER, EXT_PROC, ROUTER, Chain, Shape, View, shape_of
 
 
@@ -112,8 +111,7 @@ def upgrade_not_bypassed(view: View, say: Say) -> Iterator[Finding]:
         general = any(config.upgrade_type for config in chain.message.upgrade_configs)
         bypassed = False
         for route in chain.routes:
-            off = route.node.get("typed_per_filter_config")
-            missing = [f.name for f in waiting if off is None or not _disables(off.fields.get(f.name))]
+            missing = [f.name for f in waiting if any(way.off(f.name, f.node) is None for way in route.ways)]
             bypassed = bypassed or not missing
             if route.message.route.upgrade_configs and missing:
                 yield say(route.node, f"allows upgrades and leaves {' and '.join(missing)} on", "route.upgrade_configs")
@@ -123,11 +121,6 @@ def upgrade_not_bypassed(view: View, say: Say) -> Iterator[Finding]:
 
 def _reads_body(processor: Any) -> bool:
     return shape_of(processor) not in (Shape.HEADERS_ONLY, Shape.NOTHING)
-
-
-def _disables(override: Node | None) -> bool:
-    found = override.get("disabled") if override is not None else None
-    return found is not None and found.value is True
 
 
 @rule(

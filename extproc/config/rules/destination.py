@@ -8,12 +8,13 @@ route does not help. It is applied by the router, where the client's header and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from extproc.config.codes import Finding
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
-from extproc.config.view import DESTINATION, HEADER_MUTATION, NAMESPACE, Chain, Cluster, View
+from extproc.config.view import DESTINATION, HEADER_MUTATION, NAMESPACE, Chain, Cluster, Extension, Shape, View
 
 
 def _sources(cluster: Cluster) -> list[Any]:
@@ -142,3 +143,60 @@ def _sanitised(chain: Chain) -> bool:
 def _called(chain: Chain) -> str:
     name = chain.listener_node.get("name")
     return f'listener "{name.text}"' if name is not None and name.text else chain.listener_node.path
+
+
+_WRITERS = (Shape.HEADERS_THEN_BODY, Shape.FULL_DUPLEX, Shape.HEADERS_ONLY)  # in shape A the service writes no header
+
+
+def _forbidders(view: View, *, is_error: bool) -> Iterator[tuple[Extension, str]]:
+    """The ext_proc filters whose rules forbid the service's header, and the field that does."""
+    for chain in view.chains:
+        for _, extension in chain.processors:
+            rules = extension.message.mutation_rules
+            if rules is None or chain.shape not in _WRITERS or bool(rules.disallow_is_error) is not is_error:
+                continue
+            if _matches(rules.disallow_expression):
+                yield extension, "disallow_expression"
+            elif rules.disallow_all and not _matches(rules.allow_expression):
+                yield extension, "disallow_all"
+
+
+def _matches(expression: Any) -> bool:
+    if expression is None:
+        return False
+    try:
+        return re.fullmatch(expression.regex, DESTINATION) is not None
+    except re.error:  # RE2 knows what Python does not
+        return False
+
+
+_CURES = {
+    "disallow_all": f"allow {DESTINATION} in allow_expression, or remove mutation_rules",
+    "disallow_expression": f"make it an expression that {DESTINATION} does not match",
+}
+
+
+@rule(
+    "mutation-refused",
+    ERROR,
+    why="In shapes B, C and D the service writes the pick as a header too; with disallow_is_error Envoy answers 500"
+    " to each request for it.",
+    cure=_CURES["disallow_all"],
+)
+def mutation_refused(view: View, say: Say) -> Iterator[Finding]:
+    for extension, field in _forbidders(view, is_error=True):
+        yield say(
+            extension.config, f"forbids {DESTINATION}, with disallow_is_error", f"mutation_rules.{field}", _CURES[field]
+        )
+
+
+@rule(
+    "mutation-ignored",
+    WARNING,
+    why="The pick still counts, as metadata; but filters, servers and logs that read the header do not see it, and the"
+    " client's own is not overwritten.",
+    cure=_CURES["disallow_all"],
+)
+def mutation_ignored(view: View, say: Say) -> Iterator[Finding]:
+    for extension, field in _forbidders(view, is_error=False):
+        yield say(extension.config, f"forbids {DESTINATION}", f"mutation_rules.{field}", _CURES[field])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from extproc.config import wire
+from extproc.config import pools, wire
 from extproc.config.codes import Finding
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
 from extproc.config.view import View
@@ -110,7 +110,7 @@ def _or(value: int | None, default: int) -> int:
 def static_address(view: View, say: Say) -> Iterator[Finding]:
     for cluster in (*view.pools, *view.services):
         kind = cluster.node.get("type")
-        if kind is not None and kind.text != "STATIC":
+        if (kind is not None and kind.text != "STATIC") or cluster.node.get("cluster_type") is not None:
             continue
         for locality in (cluster.node.get("load_assignment") or cluster.node).list_at("endpoints"):
             for item in locality.list_at("lb_endpoints"):
@@ -125,6 +125,36 @@ def _is_ip(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@rule(
+    "pool-one-address",
+    ERROR,
+    why="A LOGICAL_DNS cluster is one host, with one of its name's addresses at a time; a pick that names another finds"
+    " no host, and the fallback policy serves.",
+    cure="set type: STRICT_DNS",
+)
+def pool_one_address(view: View, say: Say) -> Iterator[Finding]:
+    for pool in view.pools:
+        dns = pools.dns_of(pool.node)
+        if dns is not None and dns.one_address:
+            yield say(dns.node, f"pool {pool.name} has one address at a time", cure=dns.cure)
+
+
+@rule(
+    "pool-dns-family",
+    ERROR,
+    why="The service must use the same addresses of a name as Envoy does, or it names hosts that Envoy does not know.",
+    cure="remove it; in envoy.yaml it comes from the cluster",
+)
+def pool_dns_family(view: View, say: Say) -> Iterator[Finding]:
+    own = view.bootstrap.at("node", "metadata", pools.METADATA, "pools")
+    for pool in view.pools:
+        dns = pools.dns_of(pool.node)
+        settings = own.fields.get(pool.name) if own is not None else None
+        given = settings.get("dns_family") if settings is not None else None
+        if dns is not None and given is not None and given.text not in (None, dns.family):
+            yield say(given, f"{given.text} is not the cluster's dns_lookup_family, {dns.family.upper()}")
 
 
 @rule(

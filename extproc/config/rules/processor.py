@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from extproc.config.codes import Finding
+from extproc.config.per_route import PerRoute
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
 from extproc.config.view import NAMESPACE, Extension, Shape, View, shape_of
 
@@ -16,6 +18,20 @@ def _filters(view: View) -> Iterator[tuple[Extension, Shape]]:
     for chain in view.chains:
         for _, extension in chain.processors:
             yield extension, shape_of(extension.message)
+
+
+def _on_routes(view: View) -> Iterator[PerRoute]:
+    """What routes to a pool, and what they stand in, override of the filter; each place once."""
+    found = {
+        entry.node.path: entry
+        for chain in view.chains
+        for _, extension in chain.processors[:1]
+        for route in chain.routes
+        for way in route.ways
+        for entry in way.of(extension.name)
+        if entry.overrides is not None and not entry.off
+    }
+    yield from found.values()
 
 
 def _mode(extension: Extension) -> Any:
@@ -30,11 +46,17 @@ def _mode(extension: Extension) -> Any:
     cure="set metadata_options.receiving_namespaces.untyped: [envoy.lb]",
 )
 def untyped_namespace_missing(view: View, say: Say) -> Iterator[Finding]:
+    field = "metadata_options.receiving_namespaces.untyped"
     for extension, _ in _filters(view):
         options = extension.message.metadata_options
         spaces = options.receiving_namespaces if options is not None else None
         if spaces is None or NAMESPACE not in spaces.untyped:
-            yield say(extension.config, f"lacks {NAMESPACE}", "metadata_options.receiving_namespaces.untyped")
+            yield say(extension.config, f"lacks {NAMESPACE}", field)
+    for entry in _on_routes(view):
+        options = entry.overrides.metadata_options
+        spaces = options.receiving_namespaces if options is not None else None
+        if spaces is not None and NAMESPACE not in spaces.untyped:
+            yield say(entry.body, f"lacks {NAMESPACE}, and replaces the filter's", f"overrides.{field}")
 
 
 @rule(
@@ -88,6 +110,19 @@ def observability_mode(view: View, say: Say) -> Iterator[Finding]:
 
 
 @rule(
+    "immediate-response-off",
+    WARNING,
+    why="Envoy then ignores the service's own answers (no server, unknown model, too busy, too large) and routes the"
+    " request by the fallback policy.",
+    cure="remove it",
+)
+def immediate_response_off(view: View, say: Say) -> Iterator[Finding]:
+    for extension, _ in _filters(view):
+        if extension.message.disable_immediate_response:
+            yield say(extension.config, "is on", "disable_immediate_response")
+
+
+@rule(
     "nothing-is-sent",
     ERROR,
     why="With request headers skipped and no body the service never hears of a request.",
@@ -110,6 +145,11 @@ def body_mode_partial(view: View, say: Say) -> Iterator[Finding]:
         if shape is Shape.OTHER:
             name = _mode(extension).request_body_mode.name
             yield say(extension.config, f"{name} gives no whole prompt", "processing_mode.request_body_mode")
+    for entry in _on_routes(view):
+        mode = entry.overrides.processing_mode
+        if mode is not None and shape_of(entry.overrides) is Shape.OTHER:
+            message = f"{mode.request_body_mode.name} gives no whole prompt"
+            yield say(entry.body, message, "overrides.processing_mode.request_body_mode")
 
 
 @rule(
@@ -176,3 +216,51 @@ def request_path_not_sent(view: View, say: Say) -> Iterator[Finding]:
     for extension, shape in _filters(view):
         if shape is Shape.BODY_FIRST and "request.path" not in extension.message.request_attributes:
             yield say(extension.config, "lacks request.path", "request_attributes")
+
+
+@rule(
+    "header-not-sent",
+    WARNING,
+    why="Without the headers message, the service sees only the headers that come as attributes; a setting that names"
+    " another has no effect.",
+    cure="add the header to request_attributes",
+)
+def header_not_sent(view: View, say: Say) -> Iterator[Finding]:
+    """Only of headers that the operator has named: the default session header is for clients that happen to send it."""
+    wanted = _named_headers(view)
+    for extension, shape in _filters(view):
+        if shape is not Shape.BODY_FIRST:
+            continue
+        sent = {match[1].lower() for name in extension.message.request_attributes if (match := _HEADER.fullmatch(name))}
+        for header, setting in wanted.items():
+            if header not in sent:
+                attribute = f"request.headers['{header}']"
+                yield say(
+                    extension.config,
+                    f"lacks {attribute}, which {setting} needs",
+                    "request_attributes",
+                    f'add "{attribute}" to request_attributes',
+                )
+
+
+_HEADER = re.compile(r"request\.headers\[['\"]([^'\"]*)['\"]\]")
+_HEADER_SETTINGS = ("session_headers", "profile_header", "priority_header")
+
+
+def _named_headers(view: View) -> dict[str, str]:
+    """The headers that settings written in the file name (lower case), and the first setting that does."""
+    found: dict[str, str] = {}
+    own = view.bootstrap.at("node", "metadata", "extproc")
+    if view.settings is None or own is None:
+        return found
+    pools = own.get("pools")
+    places = [("scheduling", own.get("scheduling"))]
+    for name, pool in pools.fields.items() if pools is not None else ():
+        places.append((f"pools.{name}.scheduling", pool.get("scheduling")))
+    for path, section in places:
+        for setting in _HEADER_SETTINGS:
+            node = section.get(setting) if section is not None else None
+            for text in [item.text for item in node.items] or [node.text] if node is not None else ():
+                if text:
+                    found.setdefault(text.lower(), f"{path}.{setting}")
+    return found

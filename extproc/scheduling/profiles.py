@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 
-class By(Enum):
+class By(IntEnum):  # an int, since it is counted by at each pick and other enums hash slowly
     """A way to choose among the candidates, and what it needs of the request."""
 
     FIRST_TOKEN = auto()  # the least expected time to first token; needs the prompt

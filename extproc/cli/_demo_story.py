@@ -148,7 +148,8 @@ class Story:
         name, address = self._dead_name, self.fleet.address(self._dead_name)
         self._act("returning", f"4 of 5: {name} comes back", f"{name} starts again, with an empty cache.")
         await self.fleet.servers[name].start()
-        await self._until(lambda: self._state(address) is State.READY, f"the service notices that {name} is back")
+        returned = (State.READY, State.RETURNING)  # slowly, if the log told of errors in a row
+        await self._until(lambda: self._state(address) in returned, f"the service notices that {name} is back")
         self.traffic.phase = "back"
         before, started_s = self.watch.got[address], time.monotonic()
         await self._play_for(_BACK)

@@ -46,7 +46,7 @@ QUICK: Json = {
 _FORBIDDEN = ("[critical]", "headers are already sent", "[error]")
 
 
-async def eventually(condition: Callable[[], object], what: str, *, timeout_s: float = 15.0) -> Any:
+async def eventually(condition: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> Any:
     """Poll until `condition` (plain or async) gives something true, and return that.
 
     Raises:

@@ -6,6 +6,8 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Self
 
+from xxhash import xxh3_64_intdigest
+
 
 def format_host(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
@@ -54,9 +56,11 @@ class Address:
     ip: str
     port: int
     text: str = field(init=False, compare=False, repr=False)
+    number: int = field(init=False, compare=False, repr=False)  # 64 bits by which it is known in every process
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", format_host(self.ip, self.port))
+        object.__setattr__(self, "number", xxh3_64_intdigest(self.text.encode()))
 
     @classmethod
     def of(cls, ip: str, port: int) -> Self:

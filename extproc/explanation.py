@@ -50,6 +50,7 @@ class Weighed:
     owed_tokens: float  # prompt tokens it has to compute before
     prefill_tokens_per_s: float
     prefill_s: float | None  # the terms of the cost, and their sum; None: another way decided
+    others_s: float | None
     kv_wait_s: float | None
     load_s: float | None
     expected_s: float | None
@@ -177,6 +178,7 @@ def _weighed(
         owed_tokens=member.prefill.owed(now),
         prefill_tokens_per_s=member.prefill.rate,
         prefill_s=None if terms is None else terms.prefill_s,
+        others_s=None if terms is None else terms.others_s,
         kv_wait_s=None if terms is None else terms.kv_wait_s,
         load_s=None if terms is None else terms.load_s,
         expected_s=expected_s,

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from xxhash import xxh3_64_intdigest
+
 from extproc.affinity.bound import bounded
 from extproc.affinity.ring import Ring
 from extproc.affinity.stored import StoredResponses
@@ -44,7 +46,7 @@ class Placed:
     request: InferenceRequest | None = None  # None: the profile does not read bodies
     blocks: PromptBlocks = NOTHING
     work: Work = UNKNOWN
-    loads: Sequence[float] = ()  # in flight by weight, by candidate; not for By.LOAD
+    loads: Sequence[float] = ()  # in flight by weight, by candidate; only for By.PREFIX and By.SESSION
     costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
     load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
     # By.STORED decides the first alone; the others, and what is here of all, are by the way that the profile has.
@@ -139,11 +141,12 @@ class Placement:
         work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
         for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
-                costs_s, loads = first_token_s(candidates, work, now), _loads(candidates)
-                return Placed(cheapest_s(costs_s, loads, count, rng), by, request, blocks, work, loads, costs_s)
+                costs_s = first_token_s(candidates, work, now)
+                order = cheapest_s(costs_s, candidates, count, rng, _draw_key(request, blocks))
+                return Placed(order, by, request, blocks, work, costs_s=costs_s)
             key = self._key(by, request, blocks)
             if key is not None:
-                loads = _loads(candidates)
+                loads = [member.load for member in candidates]
                 return Placed(self._by_key(key, candidates, loads, count), by, request, blocks, work, loads)
         costs = least_loaded(candidates, now)
         return Placed(cheapest(costs, count, rng), By.LOAD, request, blocks, work, load_costs=costs)
@@ -173,9 +176,7 @@ class Placement:
             self.stored.forget(removed)
         usual = self._usual_rate()  # of those that were here before
         for member in added:
-            member.slot = self.index.add_endpoint()
-            if usual is not None:
-                member.prefill.expect(usual)
+            member.introduce(self.index.add_endpoint(), usual)
         self._mask = sum(1 << member.slot for member in self._pool.members)
         self._ring.update({str(member.address): member.endpoint.weight for member in self._pool.members})
 
@@ -198,8 +199,12 @@ class Placement:
         return rates[len(rates) // 2] if rates else None
 
 
-def _loads(candidates: Sequence[Member]) -> list[float]:
-    return [member.in_flight / member.endpoint.weight for member in candidates]
+def _draw_key(request: InferenceRequest, blocks: PromptBlocks) -> int | None:
+    """What equal servers are ordered by: the conversation or user, else the prompt's first blocks."""
+    if request.session_key is not None:
+        return xxh3_64_intdigest(request.session_key.encode("utf-8", "backslashreplace"))
+    hashes = blocks.hashes
+    return hashes[min(KEY_BLOCKS, len(hashes)) - 1] if hashes else None
 
 
 def restarted(before: LoadSample, sample: LoadSample) -> bool:

@@ -80,7 +80,7 @@ def by_load(chosen: Cost, others: Sequence[Cost]) -> str:
 
 
 def _first_token(placed: Placed, candidates: Sequence[Member], chosen: int) -> str:
-    costs_s, loads, work = placed.costs_s, placed.loads, placed.work
+    costs_s, work, load = placed.costs_s, placed.work, candidates[chosen].load
     held = min(work.held_at(candidates[chosen].slot), work.prompt_tokens)
     head = f"holds {held:,.0f} of {work.prompt_tokens:,.0f} tokens, {seconds(costs_s[chosen])} expected"
     others = [i for i in range(len(costs_s)) if i != chosen]
@@ -92,11 +92,16 @@ def _first_token(placed: Placed, candidates: Sequence[Member], chosen: int) -> s
         following = min(others, key=costs_s.__getitem__)
         return f"{head}; next {candidates[following].address} with {seconds(costs_s[following])}"
     head = f"{head}; {len(tied)} more within {seconds(limit)} count as equal"
-    same = [i for i in tied if loads[i] == loads[chosen]]
+    same = [i for i in tied if candidates[i].load == load]
     if not same:
-        in_flight = _range([loads[i] for i in tied], "{:g}".format)
-        return f"{head}, and it has the fewest in flight, {loads[chosen]:g} ({in_flight})"
-    return f"{head}: drawn among {len(same) + 1} with {loads[chosen]:g} in flight"
+        in_flight = _range([candidates[i].load for i in tied], "{:g}".format)
+        return f"{head}, and it has the fewest in flight, {load:g} ({in_flight})"
+    by = ""
+    if placed.request is not None and placed.request.session_key is not None:
+        by = f" by {_KEYS[By.SESSION]}"
+    elif placed.blocks.hashes:
+        by = f" by {_KEYS[By.PREFIX]}"
+    return f"{head}: drawn{by} among {len(same) + 1} with {load:g} in flight"
 
 
 def _ring(placed: Placed, chosen: int) -> str:

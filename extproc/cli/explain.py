@@ -149,6 +149,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "owed_tokens": ("owed\ntokens", "{:,.0f}"),
     "prefill_tokens_per_s": ("prefill\ntokens/s", "{:,.0f}"),
     "prefill_s": ("prefill\ns", "{:.3f}"),
+    "others_s": ("others\ns", "{:.3f}"),
     "kv_wait_s": ("KV wait\ns", "{:.3f}"),
     "load_s": ("load\ns", "{:.3f}"),
     "expected_s": ("sum\ns", "{:.3f}"),

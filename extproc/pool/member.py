@@ -38,6 +38,10 @@ def kv_wait_s(usage_ratio: float | None) -> float:
     return KV_FULL_WAIT_S * ((usage_ratio - KV_TIGHT_RATIO) / (1.0 - KV_TIGHT_RATIO)) ** 2
 
 
+# As scheduling.candidate has it, where each is explained.
+Standing = tuple[int, float, float, float, float, float, float, float]
+
+
 class State(StrEnum):
     """Whether an endpoint may be picked, in one word."""
 
@@ -62,6 +66,7 @@ class Member:
         "in_flight",
         "kv_penalty_s",
         "kv_usage_ratio",
+        "load",
         "models",
         "models_at_s",
         "models_error",
@@ -70,6 +75,7 @@ class Member:
         "sample",
         "slot",
         "stale_after_s",
+        "standing",
         "told_models",
         "trials",
         "unseen",
@@ -93,6 +99,8 @@ class Member:
         self.in_flight = 0  # requests picked for this server and not ended
         self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False
+        self.load = 0.0  # in flight, by weight
+        self.standing: Standing  # what a cost in seconds goes by
         # Sent since it was ejected, and how they went is not known: a server that fails fast has none in flight.
         self.trials: dict[Reservation, None] = {}  # in the order they were made
         self.told_models: frozenset[str] | None = None  # what it last said that it serves; None: not known (any more)
@@ -102,6 +110,7 @@ class Member:
         self._begun = BeginRate()
         self._open: dict[Reservation, None] = {}  # in the order they were made
         self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
+        self.restand()
 
     @property
     def address(self) -> Address:
@@ -140,6 +149,29 @@ class Member:
             count += 1
         return f"returning: {count} of {bound} in flight" if count == bound else None
 
+    def introduce(self, slot: int, rate: float | None) -> None:
+        """Give it the router's number, and the prefill rate to expect of it (tokens/s; None: nobody knows better)."""
+        self.slot = slot
+        if rate is not None:
+            self.prefill.expect(rate)
+        self.restand()
+
+    def restand(self) -> None:
+        """Bring `load` and `standing` up to date with what they are made of."""
+        weight, prefill = self.endpoint.weight, self.prefill
+        known = self.reported + self.unseen
+        self.load = load = self.in_flight / weight
+        self.standing = (
+            self.slot,
+            prefill.clear_at_s,
+            prefill.token_s,
+            prefill.requests_per_s,
+            self.kv_penalty_s,
+            known / weight if known > self.in_flight else load,
+            load,
+            self.usable_until_s,
+        )
+
     def judge_models(self) -> bool:
         """Bring `models` in line with what was told; true when that changes it. The server's own word counts first."""
         before = self.models
@@ -154,12 +186,14 @@ class Member:
         self.unseen += 1
         if self.health.allowance is not None:
             self.trials[reservation] = None
+        self.restand()
 
     def discharge(self, reservation: Reservation) -> None:
         self._open.pop(reservation, None)
         self._unseen.pop(reservation, None)
         self.in_flight = len(self._open)
         self.unseen = len(self._unseen)
+        self.restand()
 
     def observe(self, sample: LoadSample) -> list[Reservation]:
         """Take in a sample. Returns the reservations that it shows to have ended although nobody told us.
@@ -182,6 +216,7 @@ class Member:
                 break
             del self._unseen[oldest]
         self.unseen = len(self._unseen)
+        self.restand()
         if sample.running is None or sample.waiting is None:
             return []
         excess = len(self._open) - len(self._unseen) - int(sample.running + sample.waiting)

@@ -62,6 +62,7 @@ class Pool:
             elif member.endpoint != endpoint:
                 updated.append(endpoint)
                 member.endpoint = endpoint
+                member.restand()
             members[address] = member
             member.judge_models()
         for member in removed:

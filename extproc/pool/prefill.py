@@ -21,6 +21,7 @@ so a few odd measurements move nothing, and a slow card shows after some dozens 
 from __future__ import annotations
 
 from collections import deque
+from math import exp
 
 from extproc.pool.sample import LoadSample
 
@@ -29,6 +30,7 @@ DEFAULT_RATE = 8000.0  # tokens/s; an 8-billion-parameter model on one large car
 PRIOR_TOKENS = 20_000.0
 HALF_LIFE_REQUESTS = 100.0
 MIN_RATE, MAX_RATE = 50.0, 1e6  # tokens/s
+ARRIVALS_S = 5.0  # how long a request counts for `requests_per_s`: ten samples, and some bursts of them
 _MOST_ENDED = 512  # kept for a sample to come; only where none come are there as many
 
 
@@ -64,6 +66,8 @@ class PrefillQueue:
         "clear_at_s",
         "foreign",
         "rate",
+        "requests_per_s",
+        "token_s",
     )
 
     def __init__(self, rate: float = DEFAULT_RATE) -> None:
@@ -72,6 +76,7 @@ class PrefillQueue:
         self._queue: deque[Prefill] = deque()
         self._ended = 0  # in the queue, of requests that are over
         self._open_tokens = 0.0  # in the queue, of the others
+        self.requests_per_s = 0.0  # sent there, lately
         self._owed = 0.0  # tokens, as of `_updated_s`
         self._updated_s = 0.0
         self._first_tokens: float | None = None  # of the last sample
@@ -83,6 +88,7 @@ class PrefillQueue:
     def expect(self, rate: float) -> None:
         """Set the prior, tokens/s: of its pool, where that is known. To be called before anything is measured."""
         self.rate = rate
+        self.token_s = 1.0 / rate
         self._prior_s = PRIOR_TOKENS / rate
         self._set_clear()
 
@@ -94,6 +100,7 @@ class PrefillQueue:
     def add(self, tokens: float, now: float) -> Prefill:
         """A request with so many tokens to compute is sent now."""
         self._settle(now)
+        self.requests_per_s += 1.0 / ARRIVALS_S
         self._owed += tokens
         self._set_clear()
         prefill = Prefill(tokens, self._owed + self.foreign, now)
@@ -167,6 +174,7 @@ class PrefillQueue:
     def _settle(self, now: float) -> None:
         """Let what is owed drain up to now: ours, then what is not."""
         if now > self._updated_s:
+            self.requests_per_s *= exp((self._updated_s - now) / ARRIVALS_S)
             self._owed -= (now - self._updated_s) * self.rate
             if self._owed < 0.0:
                 self.foreign = max(0.0, self.foreign + self._owed)
@@ -195,6 +203,7 @@ class PrefillQueue:
         self._fit_s = self._fit_s * keep + max(0.0, ttft_s - requests * BASE_S)
         rate = (self._fit_tokens + PRIOR_TOKENS) / (self._fit_s + self._prior_s)
         self.rate = min(max(rate, MIN_RATE), MAX_RATE)
+        self.token_s = 1.0 / self.rate
 
 
 def _mean_prompt(sample: LoadSample) -> float:

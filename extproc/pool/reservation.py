@@ -79,9 +79,10 @@ class Reservation:
             return
         self.member.trials.pop(self, None)
         if self.open:
-            self.member.discharge(self)
             if self.prefill is not None:
                 self.member.prefill.end(self.prefill, now)
+            self.member.discharge(self)
+            if self.prefill is not None:
                 self.prefill = member.prefill.add(self.prefill.tokens, now)
             self.charged_at_s = now
             member.charge(self)
@@ -94,7 +95,7 @@ class Reservation:
         if not self.open:
             return False
         self.ended_at_s = now
-        self.member.discharge(self)
         if self.prefill is not None:
             self.member.prefill.end(self.prefill, now)
+        self.member.discharge(self)
         return True

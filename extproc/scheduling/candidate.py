@@ -29,20 +29,24 @@ class Endpoint(Protocol):
     def weight(self) -> float: ...
 
 
-class Prefill(Protocol):
-    """Its account of prompt tokens: `rate` in tokens/s; `clear_at_s`, when it will have computed those it owes now."""
-
-    @property
-    def rate(self) -> float: ...
-    @property
-    def clear_at_s(self) -> float: ...
+# What the cost in seconds goes by, as one tuple that is made when something changes: a pick reads it of every server.
+#
+#   slot            as below
+#   clear_at_s      when it will have computed the prompt tokens it owes now
+#   token_s         that it takes to compute one
+#   requests_per_s  sent there lately
+#   kv_wait_s       to expect for KV blocks, by the last sample
+#   requests        there, by the last sample and our own count, by weight
+#   load            of ours in flight there, by weight
+#   usable_until_s  as below
+Standing = tuple[int, float, float, float, float, float, float, float]
 
 
 class Candidate(Protocol):
     """A server that might be picked.
 
-    `waiting`, `kv_usage_ratio` (None when the page did not tell), `reported` (requests running or waiting) and
-    `kv_penalty_s` are of its last sample, which is believed until `usable_until_s` (monotonic clock).
+    `waiting` and `kv_usage_ratio` (None when the page did not tell) are of its last sample, which is believed until
+    `usable_until_s` (monotonic clock). `slot` is the router's number for it.
     """
 
     @property
@@ -60,11 +64,9 @@ class Candidate(Protocol):
     @property
     def usable_until_s(self) -> float: ...
     @property
-    def reported(self) -> float: ...
+    def load(self) -> float: ...
     @property
-    def kv_penalty_s(self) -> float: ...
-    @property
-    def prefill(self) -> Prefill: ...
+    def standing(self) -> Standing: ...
     @property
     def slot(self) -> int: ...
     @property

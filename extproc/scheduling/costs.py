@@ -68,6 +68,7 @@ class Terms(NamedTuple):
     """What a time to first token is made of, in seconds."""
 
     prefill_s: float  # of what is owed there, and of this prompt
+    others_s: float  # what those who come next wait longer
     kv_wait_s: float  # for KV blocks
     load_s: float  # for what else is running
 
@@ -78,7 +79,13 @@ def first_token_s(
     """The time to first token to expect, in seconds, less what is the same everywhere.
 
         (prompt tokens owed there + uncached tokens of this request) / prefill rate
+        + what it costs others that tokens are computed there which another server holds
         + wait for KV blocks + requests there x LOAD_S (by weight)
+
+    The second term: so many tokens more take `w` seconds. Who is sent there until they are done (`requests_per_s`, as
+    lately) waits longer: by all of it while the server works off what it owes already, then by half of it on average.
+    Without this term each request computes a prefix anew as soon as that is quicker for itself, and near saturation
+    all wait for it (docs/decisions/cost-in-seconds.md). Tokens that nobody holds cost others as much wherever they go.
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
@@ -88,29 +95,29 @@ def first_token_s(
         each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
     mean_wait_s: float | None = None
     tokens, held, unit = work.prompt_tokens, work.held.get, work.held_unit
+    standings = [candidate.standing for candidate in candidates]
+    most = max([held(standing[0], 0.0) for standing in standings]) if work.held and standings else 0.0
+    least = max(0.0, tokens - most * unit)  # what even the best of them must compute
     costs: list[float] = []
-    for candidate in candidates:  # here a pick over many servers spends most of its time
-        requests: float = candidate.in_flight
-        if now <= candidate.usable_until_s:
-            known = candidate.reported + candidate.unseen
-            if known > requests:
-                requests = known
-            wait_s = candidate.kv_penalty_s
-        else:
+    # Here a pick over many servers spends most of its time.
+    for slot, clear_at_s, token_s, per_s, wait_s, requests, load, until_s in standings:
+        if now > until_s:
             if mean_wait_s is None:
-                mean_wait_s = _mean([c.kv_penalty_s for c in candidates if now <= c.usable_until_s])
-            wait_s = mean_wait_s
-        uncached = tokens - held(candidate.slot, 0.0) * unit
-        if uncached < 0.0:
-            uncached = 0.0
-        prefill = candidate.prefill
-        prefill_s = uncached / prefill.rate
-        if prefill.clear_at_s > now:
-            prefill_s += prefill.clear_at_s - now
-        load_s = each_s * requests / candidate.endpoint.weight
+                mean_wait_s = _mean([c.standing[4] for c in candidates if now <= c.usable_until_s])
+            wait_s, requests = mean_wait_s, load
+        owed_s = clear_at_s - now
+        if owed_s < 0.0:
+            owed_s = 0.0
+        uncached = tokens - held(slot, 0.0) * unit
+        if uncached > least:
+            own_s = uncached * token_s
+            others_s = per_s * (uncached - least) * token_s * (owed_s + own_s / 2)
+        else:
+            own_s = least * token_s
+            others_s = 0.0
+        costs.append(owed_s + own_s + others_s + wait_s + each_s * requests)
         if terms is not None:
-            terms.append(Terms(prefill_s, wait_s, load_s))
-        costs.append(prefill_s + wait_s + load_s)
+            terms.append(Terms(owed_s + own_s, others_s, wait_s, each_s * requests))
     return costs
 
 

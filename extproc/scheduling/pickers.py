@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from random import Random
 
+from extproc.scheduling.candidate import Candidate
 from extproc.scheduling.costs import Cost
 
 _FEW = 16  # sorting so many costs less than setting up a heap
@@ -15,6 +16,9 @@ _FEW = 16  # sorting so many costs less than setting up a heap
 TIE_S = 0.005
 TIE_RATIO = 0.05
 _TAKEN = float("inf")
+
+_ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: the product's upper bits depend on all of the factor
+_64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def cheapest(costs: Sequence[Cost], count: int, rng: Random) -> list[int]:
@@ -39,26 +43,34 @@ def tie_limit(least_s: float) -> float:
     return least_s + max(TIE_S, TIE_RATIO * least_s)
 
 
-def cheapest_s(costs_s: Sequence[float], loads: Sequence[float], count: int, rng: Random) -> list[int]:
+def cheapest_s(
+    costs_s: Sequence[float], candidates: Sequence[Candidate], count: int, rng: Random, key: int | None = None
+) -> list[int]:
     """Like `cheapest`, for costs in seconds: among those that tie with the least, the least loaded comes first.
 
-    `loads` are any measure of load, by the same index; only those that tie are looked at.
+    Among equally loaded ones the order is drawn by `key` (64 bits): the same wherever the same servers are seen, so
+    routers agree that know nothing of each other (rendezvous hashing). None: a lot is drawn.
     """
     if not costs_s:
         return []
     limit = tie_limit(min(costs_s))
-    draw = rng.random
-    tied = [(loads[i], draw(), i) for i, cost in enumerate(costs_s) if cost <= limit]
-    if len(tied) == 1:
-        order = [tied[0][2]]
-    else:
-        order = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
-    if len(order) < count:
+    ties = [i for i, cost in enumerate(costs_s) if cost <= limit]
+    if len(ties) > 1:
+        if key is None:
+            draw = rng.random
+            tied: list[tuple[float, float, int]] = [(candidates[i].load, draw(), i) for i in ties]
+        else:
+            tied = [
+                (candidates[i].load, (key ^ candidates[i].endpoint.address.number) * _ODD & _64_BITS, i) for i in ties
+            ]
+        ties = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
+    if len(ties) < count:
         left = list(costs_s)
-        for _, _, i in tied:
-            left[i] = _TAKEN
-        for _ in range(min(count, len(left)) - len(order)):  # a few: two or three looks at all beat a heap
+        for i, cost in enumerate(costs_s):
+            if cost <= limit:
+                left[i] = _TAKEN
+        for _ in range(min(count, len(left)) - len(ties)):  # a few: two or three looks at all beat a heap
             i = left.index(min(left))
             left[i] = _TAKEN
-            order.append(i)
-    return order
+            ties.append(i)
+    return ties

@@ -92,9 +92,10 @@ def test_the_terms_sum_to_the_cost_that_decided() -> None:
     for each in router.explain(request, 0.0).endpoints:
         assert each.prefill_s is not None
         assert each.kv_wait_s is not None
+        assert each.others_s is not None
         assert each.load_s is not None
         assert each.expected_s == costs[each.address]
-        assert each.prefill_s + each.kv_wait_s + each.load_s == pytest.approx(costs[each.address])
+        assert each.prefill_s + each.others_s + each.kv_wait_s + each.load_s == pytest.approx(costs[each.address])
 
 
 def test_to_explain_changes_nothing() -> None:

@@ -10,6 +10,7 @@ from extproc.decision import Pick
 from extproc.endpoint import Endpoint
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
+from extproc.pool.prefill import Prefill
 from extproc.pool.sample import Histogram, LoadSample
 from extproc.request import RawRequest
 from extproc.router import Considered, PoolPlan, Router
@@ -102,6 +103,13 @@ def server(of: Router, number: int) -> Member:
     found = of.pools[0].member(address(number))
     assert found is not None
     return found
+
+
+def owe(member: Member, tokens: float, now: float) -> Prefill:
+    """So many prompt tokens more are to be computed there."""
+    prefill = member.prefill.add(tokens, now)
+    member.restand()
+    return prefill
 
 
 def held_tokens(by: Router, raw: RawRequest, now: float = 0.0) -> dict[int, float]:

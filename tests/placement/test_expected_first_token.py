@@ -16,6 +16,7 @@ from tests.placement.fleet import (
     fleet,
     held_tokens,
     number_of,
+    owe,
     page,
     say,
     say_all,
@@ -88,7 +89,7 @@ def test_siblings_of_a_new_prefix_end_on_as_many_servers_as_serve_them_soonest(h
     """
     router = fleet("cache-aware", 8, seed=seed)
     for number, owed in enumerate(herd.owed, 1):
-        server(router, number).prefill.add(owed, 0.0)
+        owe(server(router, number), owed, 0.0)
     prefix = text(herd.prefix, "prefix")
     where = [number_of(send(router, chat(text(herd.tail, i), system=prefix), 0.0)) - 1 for i in range(herd.siblings)]
     best = {servers: herd.on_the_best(servers) for servers in range(1, 9)}
@@ -194,7 +195,7 @@ def test_new_servers_get_their_share_of_new_sessions_at_once_and_old_ones_mostly
 def test_a_slow_server_gets_less() -> None:
     """The cost is in seconds: at half the rate, the same tokens cost twice as much"""
     router = fleet("cache-aware", 2)
-    server(router, 1).prefill.expect(DEFAULT_RATE / 2)
+    server(router, 1).introduce(server(router, 1).slot, DEFAULT_RATE / 2)
     counts = Counter(number_of(send(router, chat(text(2000, i)), 0.0)) for i in range(60))
     assert 1.6 < counts[2] / counts[1] < 2.4
 

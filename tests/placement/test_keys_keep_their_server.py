@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.affinity.bound import ABSOLUTE
 from extproc.request import RawRequest
-from tests.placement.fleet import AWARE, chat, fleet, number_of, say_all, send, serve, server, set_members, text
+from tests.placement.fleet import AWARE, chat, fleet, number_of, owe, say_all, send, serve, server, set_members, text
 
 BY_KEY = ("session", "prefix-hash")
 
@@ -131,12 +131,13 @@ def test_a_saturated_favourite_is_left_and_returned_to_by_expected_first_token()
     mine = chat(text(3000, "mine"))
     home = serve(router, mine)
     say_all(router, 1.0)
-    backlog = server(router, home).prefill.add(8000.0, 1.0)
+    backlog = owe(server(router, home), 8000.0, 1.0)
     assert number_of(router.route(mine, 1.0)) != home  # type: ignore[arg-type]
     server(router, home).prefill.end(backlog, 2.0)
+    server(router, home).restand()
     away = [number for number in range(1, 5) if number != home]
     for number in away:
-        server(router, number).prefill.add(4000.0, 2.0)
+        owe(server(router, number), 4000.0, 2.0)
     assert serve(router, mine, 2.0) == home
 
 

@@ -9,6 +9,7 @@ from tests.placement.fleet import (
     chat,
     fleet,
     held_tokens,
+    owe,
     page,
     say,
     say_all,
@@ -64,11 +65,11 @@ def test_a_restart_is_seen_on_the_page_and_what_was_held_is_forgotten(
     home = serve(router, RAW)
     say(router, home, page(1.0, **before))
     assert set(held_tokens(router, RAW, 1.0)) == {home}
-    server(router, home).prefill.add(500.0, 2.0)
+    owe(server(router, home), 500.0, 2.0)
     assert serve(router, RAW, 2.0) == home, "a little more to do does not outweigh what it holds"
     say(router, home, page(3.0, **after))
     assert held_tokens(router, RAW, 3.0) == {}
-    server(router, home).prefill.add(500.0, 3.0)
+    owe(server(router, home), 500.0, 3.0)
     assert serve(router, RAW, 3.0) == 3 - home
 
 
@@ -136,7 +137,7 @@ def test_a_newcomer_is_taken_to_be_as_fast_as_its_pool_mates() -> None:
         member = server(router, number)
         say(router, number, page(0.0, ttft=ttft(0, 0.0)))
         for i in range(200):
-            member.prefill.add(1000.0, i * 2.0)
+            owe(member, 1000.0, i * 2.0)
             say(router, number, page(i * 2.0 + 1, ttft=ttft(i + 1, (i + 1) * 1.02)))
     rates = [server(router, number).prefill.rate for number in range(1, 4)]
     assert all(950 < rate < 1250 for rate in rates), "1,000 tokens in 1 s beside the base"

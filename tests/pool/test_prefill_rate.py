@@ -80,7 +80,7 @@ def test_the_rate_is_about_what_the_engine_computes() -> None:
 
 @pytest.mark.parametrize("bytes_per_token", [2.5, 6.0])
 def test_where_tokens_are_guessed_wrongly_the_seconds_are_right(bytes_per_token: float) -> None:
-    """Tokens are guessed at 4 bytes each. The rate is learned in the same guesses, so their quotient does not change."""
+    """Tokens are guessed at 4 bytes each. The rate is learned in the same guesses, so their quotient stays."""
     guessed = bytes_per_token / 4.0
     right = learn(A100_8B, 200, load=0.4, prompt=4000)
     assert abs(learn(A100_8B, 200, load=0.4, prompt=4000, guessed=guessed) / guessed / right - 1) < 0.05

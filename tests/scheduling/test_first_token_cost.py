@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from extproc.decision import Pick
 from extproc.endpoint import Endpoint
 from extproc.pool.member import KV_FULL_WAIT_S, KV_TIGHT_RATIO, SETTLE_S, Member, kv_wait_s
+from extproc.pool.prefill import ARRIVALS_S
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
-from extproc.scheduling.costs import LOAD_OF_BEGINNING_S, LOAD_OF_SESSION_S, LOAD_S, first_token_s
+from extproc.scheduling.costs import LOAD_OF_BEGINNING_S, LOAD_OF_SESSION_S, LOAD_S, Terms, first_token_s
 from extproc.scheduling.pickers import TIE_RATIO, TIE_S, cheapest_s
 from extproc.scheduling.work import UNKNOWN, Work
 from tests.support.fleet import STALE_AFTER_S, address, sample
@@ -29,7 +32,7 @@ def servers(*samples: LoadSample | None, weights: dict[int, float] | None = None
         member = Member(
             Endpoint(address(number + 1), weight=(weights or {}).get(number, 1.0)), stale_after_s=STALE_AFTER_S
         )
-        member.slot = number
+        member.introduce(number, None)
         if each is not None:
             member.observe(each)
         made.append(member)
@@ -44,11 +47,32 @@ def busy(member: Member, requests: int, tokens: float = 0.0) -> None:
 
 def test_it_is_tokens_owed_and_uncached_over_the_rate() -> None:
     one, other = servers(sample(NOW), sample(NOW))
-    one.prefill.expect(1000.0)
-    other.prefill.expect(4000.0)
-    other.prefill.add(6000.0, NOW)
-    costs = first_token_s([one, other], Work(5000.0, {0: 3000.0, 1: 1000.0}), NOW)
-    assert costs == [pytest.approx(2.0), pytest.approx(2.5)]
+    one.introduce(0, 1000.0)
+    other.introduce(1, 4000.0)
+    busy(other, 1, 6000.0)
+    costs = first_token_s([one, other], Work(5000.0, {0: 3000.0, 1: 3000.0}), NOW)
+    assert costs == [pytest.approx(2.0), pytest.approx(2.0 + LOAD_S)]
+
+
+def test_computing_again_what_another_holds_costs_those_who_come_next() -> None:
+    holder, other = servers(sample(NOW), sample(NOW))
+    holder.introduce(0, 1000.0)
+    other.introduce(1, 1000.0)
+    busy(other, 10, 100.0)  # 10 requests lately: 2 a second, and 1 s of work
+    work = Work(5000.0, {0: 4000.0})
+    terms: list[Terms] = []
+    costs = first_token_s([holder, other], work, NOW, terms)
+    assert costs[0] == pytest.approx(1.0)
+    again_s, before_s, own_s = 4.0, 1.0, 5.0
+    assert terms[1].others_s == pytest.approx(10 / ARRIVALS_S * again_s * (before_s + own_s / 2))
+    assert costs[1] == pytest.approx(before_s + own_s + terms[1].others_s + 10 * LOAD_S)
+    assert first_token_s([other], work, NOW) == [pytest.approx(before_s + own_s + 10 * LOAD_S)], (
+        "what no candidate holds must be computed anyway"
+    )
+    other.observe(sample(NOW + 20 * ARRIVALS_S))
+    assert first_token_s([holder, other], work, NOW + 20 * ARRIVALS_S)[1] == pytest.approx(own_s + 10 * LOAD_S), (
+        "nobody is sent there any more"
+    )
 
 
 def test_holding_more_than_the_prompt_saves_no_more_than_the_prompt() -> None:
@@ -148,10 +172,11 @@ def test_more_load_never_makes_a_server_more_attractive(
 
     def first(of: list[Member], seed: int) -> tuple[int, list[float]]:
         costs = first_token_s(of, work, NOW)
-        return cheapest_s(costs, [each.in_flight for each in of], 1, Random(seed))[0], costs
+        return cheapest_s(costs, of, 1, Random(seed), key)[0], costs
 
     which = data.draw(st.integers(0, len(state) - 1))
     seed = data.draw(st.integers(0, 3))
+    key = data.draw(st.none() | st.integers(0, 2**64 - 1))
     before, costs_before = first(build(), seed)
     old = state[which][0]
     more = data.draw(st.sampled_from(["pick", "waiting", "running", "kv"]))
@@ -170,6 +195,13 @@ def test_more_load_never_makes_a_server_more_attractive(
         assert after != which or ties > 1
 
 
+def loaded(requests: Sequence[int]) -> list[Member]:
+    made = servers(*[None] * len(requests))
+    for member, count in zip(made, requests, strict=True):
+        busy(member, count)
+    return made
+
+
 COSTS = st.lists(st.floats(0, 10), max_size=30)
 
 
@@ -178,9 +210,10 @@ COSTS = st.lists(st.floats(0, 10), max_size=30)
 def test_the_first_is_the_least_loaded_of_those_that_tie_and_nobody_comes_twice(
     costs: list[float], count: int, seed: int, data: st.DataObject
 ) -> None:
-    loads = data.draw(st.lists(st.integers(0, 3).map(float), min_size=len(costs), max_size=len(costs)))
-    order = cheapest_s(costs, loads, count, Random(seed))
-    assert order == cheapest_s(costs, loads, count, Random(seed)), "the same seed makes the same choice"
+    loads = data.draw(st.lists(st.integers(0, 3), min_size=len(costs), max_size=len(costs)))
+    candidates = loaded(loads)
+    order = cheapest_s(costs, candidates, count, Random(seed))
+    assert order == cheapest_s(costs, candidates, count, Random(seed)), "the same seed makes the same choice"
     assert len(order) == len(set(order)) == min(count, len(costs))
     if not costs:
         return
@@ -196,6 +229,33 @@ def test_the_first_is_the_least_loaded_of_those_that_tie_and_nobody_comes_twice(
 def test_of_equals_none_is_favoured() -> None:
     """4,000 fair draws among 4 lie within 5 standard deviations (27 each) of 1,000; the seed fixes them anyway"""
     rng = Random(7)
-    first = Counter(cheapest_s([9.0, 0.1, 0.1, 0.1, 0.1], [0.0] * 5, 2, rng)[0] for _ in range(4_000))
+    idle = loaded([0] * 5)
+    first = Counter(cheapest_s([9.0, 0.1, 0.1, 0.1, 0.1], idle, 2, rng)[0] for _ in range(4_000))
     assert set(first) == {1, 2, 3, 4}
     assert all(abs(times - 1_000) < 137 for times in first.values())
+
+
+def test_a_key_orders_equals_alike_wherever_they_stand_and_spreads_over_them() -> None:
+    idle = loaded([0] * 8)
+    back = idle[::-1]
+    rng = Random(1)
+    first: Counter[int] = Counter()
+    for number in range(4_000):
+        key = xxh3_64_intdigest(str(number).encode())
+        order = cheapest_s([0.0] * 8, idle, 3, rng, key)
+        assert [7 - i for i in cheapest_s([0.0] * 8, back, 3, rng, key)] == order
+        first[order[0]] += 1
+    assert len(first) == 8
+    assert all(abs(times - 500) < 105 for times in first.values()), "within 5 standard deviations of a fair draw"
+
+
+def test_a_server_more_takes_its_share_of_the_keys_and_moves_no_others() -> None:
+    few, more = loaded([0] * 7), loaded([0] * 8)
+    moved = 0
+    for number in range(2_000):
+        key = xxh3_64_intdigest(str(number).encode())
+        before = cheapest_s([0.0] * 7, few, 1, Random(1), key)[0]
+        after = cheapest_s([0.0] * 8, more, 1, Random(1), key)[0]
+        moved += after != before
+        assert after in (before, 7)
+    assert abs(moved - 250) < 75, "an eighth of them, within 5 standard deviations"

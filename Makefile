@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix check format protos bench-overhead bench-pick bench-routing clean
+.PHONY: help install demo test test-envoy-matrix test-oldest check format protos bench-overhead bench-pick bench-routing clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -25,6 +25,15 @@ test: $(STAMP)   ## all tests, those with real Envoy included
 
 test-envoy-matrix: $(STAMP) ## the real-Envoy tests on every supported Envoy branch
 	$(BIN)/python -m pytest -m envoy --envoy-versions=all $(PYTEST_ARGS)
+
+OLDEST := .venv-oldest
+test-oldest:     ## the tests without Envoy, on the oldest dependencies that pyproject.toml allows
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m tests.support.oldest > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt \
+	  --editable '.[demo,report]' hypothesis pytest pytest-asyncio PyYAML zstandard
+	$(OLDEST)/bin/python -m pytest -m 'not envoy' --deselect tests/test_protos.py::test_generating_again_gives_the_same_bytes \
+	  -W "ignore:'click.utils:DeprecationWarning" $(PYTEST_ARGS)
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

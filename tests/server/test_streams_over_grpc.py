@@ -25,6 +25,7 @@ from tests.support.ext_proc_client import (
     response,
 )
 from tests.support.fleet import in_flight, sampled_router
+from tests.support.relay import relay
 from tests.support.waiting import eventually
 
 BODY = b'{"model": "m", "prompt": "hello"}'
@@ -207,12 +208,12 @@ async def test_a_thousand_cancelled_streams_leave_no_task_and_no_charge(
 
 
 async def test_a_connection_that_breaks_ends_all_its_streams(service: Service) -> None:
-    async with service.client() as client:
-        streams = [client.stream() for _ in range(20)]
-        for stream in streams:
-            await stream.ask(body(BODY, first_with_mode=BUFFERED))
+    async with relay(service.target) as line, service.client(target=line.address) as client:
+        for _ in range(20):
+            await client.stream().ask(body(BODY, first_with_mode=BUFFERED))
         assert sum(in_flight(service.router)) == 20
-    await settled(service)
+        line.cut()
+        await settled(service)
 
 
 # What goes wrong

@@ -101,9 +101,11 @@ class Client:
         self.channel = channel
         self._process = channel.stream_stream(PROCESS)
         self._logs = channel.stream_unary(LOGS)
+        self._held: list[Stream] = []  # grpcio before 1.83 cancels a call that nobody holds
 
     def stream(self, metadata: tuple[tuple[str, str], ...] = ()) -> Stream:
-        return Stream(self._process(metadata=metadata))
+        self._held.append(Stream(self._process(metadata=metadata)))
+        return self._held[-1]
 
     def logs(self) -> Any:
         """A StreamAccessLogs call; see `log_batch`."""
@@ -170,13 +172,18 @@ class Service:
 
     @asynccontextmanager
     async def client(
-        self, credentials: grpc.ChannelCredentials | None = None, options: list[tuple[str, Any]] | None = None
+        self,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: list[tuple[str, Any]] | None = None,
+        target: str | None = None,
     ) -> AsyncIterator[Client]:
+        """`target`: another address than the service's own."""
+        target = target or self.target
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1), *(options or [])]
         channel = (
-            grpc.aio.insecure_channel(self.target, options)
+            grpc.aio.insecure_channel(target, options)
             if credentials is None
-            else grpc.aio.secure_channel(self.target, credentials, options)
+            else grpc.aio.secure_channel(target, credentials, options)
         )
         async with channel:
             yield Client(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from random import Random
 
@@ -11,7 +12,20 @@ from hypothesis import strategies as st
 
 from extproc.affinity.bound import ABSOLUTE
 from extproc.request import RawRequest
-from tests.placement.fleet import AWARE, chat, fleet, number_of, owe, say_all, send, serve, server, set_members, text
+from tests.placement.fleet import (
+    AWARE,
+    PATH,
+    chat,
+    fleet,
+    number_of,
+    owe,
+    say_all,
+    send,
+    serve,
+    server,
+    set_members,
+    text,
+)
 
 BY_KEY = ("session", "prefix-hash")
 
@@ -108,6 +122,31 @@ def test_two_routers_that_share_nothing_agree(profile: str) -> None:
         serve(other, request(profile, key))
     picks = [[serve(one if turn % 2 else other, request(profile, key)) for turn in range(10)] for key in range(10)]
     assert all(len(set(each)) == 1 for each in picks)
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_two_routers_that_share_nothing_agree_by_expected_first_token_while_the_fleet_is_calm(session: bool) -> None:
+    """case e08: 10 conversations of 10 turns that alternate between them, over six servers. What the other has placed
+    is cached nowhere to this one; it finds the server all the same, since equals are drawn by key."""
+    one, other = fleet("cache-aware", 6, seed=1), fleet("cache-aware", 6, seed=2)
+    now, where = 0.0, []
+    for number in range(10):
+        said: list[dict[str, str]] = []
+        picks = []
+        for turn in range(10):
+            now += 0.2
+            said.append({"role": "user", "content": text(300, f"{number} asks {turn}")})
+            body: dict[str, object] = {"model": "m", "messages": said}
+            if session:
+                body["user"] = f"u{number}"
+            raw = RawRequest("POST", PATH, {}, json.dumps(body).encode())
+            picks.append(serve(one if turn % 2 else other, raw, now))
+            said.append({"role": "assistant", "content": text(100, f"{number} answers {turn}")})
+            say_all(one, now)
+            say_all(other, now)
+        where.append(picks)
+    assert all(len(set(picks)) == 1 for picks in where), where
+    assert len({picks[0] for picks in where}) > 2, "and not because all go to one"
 
 
 @pytest.mark.parametrize("profile", BY_KEY)

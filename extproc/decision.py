@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from extproc.endpoint import Address
+from extproc.value import value
 
 
 class RejectionReason(StrEnum):
@@ -30,7 +31,7 @@ class Rejection:
     doubtful: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pick:
     """Where a request goes: the first choice, then what Envoy's retries use, in order."""
 
@@ -54,7 +55,7 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"  # the stream ended and no access log entry told more
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completion:
     """What Envoy's access log tells of a request, once it has ended (`final`) or has reached a server.
 

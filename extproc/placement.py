@@ -7,7 +7,7 @@ its keys prefer (`affinity`), and what it would cost where (`scheduling`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 from xxhash import xxh3_64_intdigest
@@ -29,6 +29,7 @@ from extproc.scheduling.pickers import cheapest, cheapest_s
 from extproc.scheduling.profiles import By, Profile
 from extproc.scheduling.tally import Tally
 from extproc.scheduling.work import UNKNOWN, Work
+from extproc.value import value
 
 UNIT_TOKENS = 64  # what a unit of the prefix index stands for
 _TOKENS_PER_BYTE = UNIT_TOKENS / BLOCK_BYTES
@@ -37,7 +38,7 @@ _TOKENS_PER_BYTE = UNIT_TOKENS / BLOCK_BYTES
 KEY_BLOCKS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """One request's order of preference."""
 

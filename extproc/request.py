@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
+
+from extproc.value import value
 
 
 class Route(NamedTuple):
@@ -18,7 +20,7 @@ class Route(NamedTuple):
 ANY_ROUTE = Route()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RawRequest:
     """One request before anything of it is understood. Nothing here is validated: it is a stranger's input."""
 
@@ -59,7 +61,7 @@ class NoPrompt(StrEnum):
     EMPTY = "empty"  # a known API, but the prompt is missing, empty or of an odd type
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InferenceRequest:
     """What is understood of a request. Its text and its identifiers are kept out of `repr`, and so out of logs.
 

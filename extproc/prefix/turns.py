@@ -11,14 +11,14 @@ request, by at most the answer's length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from extproc.prefix.blocks import BLOCK_BYTES, LADDER, MAX_BLOCKS, blocks_within, chain, end_mark, root_of, units_of
 from extproc.prefix.index import PrefixIndex
 from extproc.request import InferenceRequest
+from extproc.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PromptBlocks:
     """A prompt as the index sees it."""
 

@@ -11,19 +11,19 @@ with errors or sleep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
 from extproc.endpoint import Address
 from extproc.scheduling.candidate import Candidate
+from extproc.value import value
 
 DOES_NOT_SERVE = "does not serve the model"
 
 C = TypeVar("C", bound=Candidate)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Eligible(Generic[C]):
     """The servers left. `panic`: they are those that observation had dropped."""
 

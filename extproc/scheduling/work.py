@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from extproc.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Work:
     """The prompt of one request, as far as it is understood."""
 

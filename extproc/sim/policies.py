@@ -25,6 +25,7 @@ from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES, Profile
 from extproc.sim.bodies import SESSION_HEADER
 from extproc.sim.workloads import Arrival
+from extproc.value import value
 
 _POOL = "vllm"
 
@@ -77,7 +78,7 @@ class Policy(Protocol):
 # The router -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _CutRequest(RawRequest):
     """A request whose prompt is cut already, in place of its body."""
 
@@ -85,7 +86,7 @@ class _CutRequest(RawRequest):
     blocks: PromptBlocks = NOTHING
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _CutInference(InferenceRequest):
     """What is understood of one."""
 

@@ -1,8 +1,9 @@
-"""Which are the oldest dependencies that pyproject.toml allows? Printed as pip's constraints; `make test-oldest` uses them."""
+"""Which are the oldest dependencies that pyproject.toml allows? Printed as pip's constraints, for `make test-oldest`."""
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -26,4 +27,4 @@ def constraints() -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(constraints()))
+    sys.stdout.write("\n".join(constraints()) + "\n")

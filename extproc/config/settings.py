@@ -117,7 +117,7 @@ class ShedSettings(_Section):
 
 
 class SchedulingSettings(_Section):
-    profile: str = Field("least-loaded", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
+    profile: str = Field("cache-aware", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
     profile_header: str | None = Field(
         None,
         min_length=1,

@@ -74,7 +74,7 @@ def test_a_service_on_any_free_port_is_no_mistake() -> None:
 @pytest.mark.parametrize("setting", ["session_headers: [X-User]", "profile_header: X-User", "priority_header: X-User"])
 def test_a_header_that_is_sent_as_an_attribute_is_no_mistake(setting: str) -> None:
     text = (ROOT / "envoy" / "envoy.yaml").read_text()
-    place, attribute = '        profile: "least-loaded"\n', "              - request.path\n"
+    place, attribute = "      scheduling:\n", "              - request.path\n"
     assert text.count(place) == text.count(attribute) == 1
     text = text.replace(place, f"{place}        {setting}\n")
     assert [problem.code for problem in check(text, "envoy.yaml")] == ["header-not-sent"]
@@ -82,11 +82,19 @@ def test_a_header_that_is_sent_as_an_attribute_is_no_mistake(setting: str) -> No
     assert check(sent, "envoy.yaml") == ()
 
 
+def test_the_shipped_file_uses_the_default_profile_and_sends_what_it_reads() -> None:
+    text = (ROOT / "envoy" / "envoy.yaml").read_text()
+    scheduling, default = read_settings(ROOT / "envoy" / "envoy.yaml").scheduling, Settings().scheduling
+    assert scheduling.profile == default.profile == "cache-aware"
+    named = f"        session_headers: {list(default.session_headers)}\n"  # a warning if one were not sent
+    assert check(text.replace("      scheduling:\n", f"      scheduling:\n{named}"), "envoy.yaml") == ()
+
+
 def test_where_all_headers_are_sent_none_is_missing() -> None:
     """Shapes B and C"""
     for name in ("envoy-headers-then-body.yaml", "envoy-full-duplex.yaml"):
         text = (ROOT / "envoy" / name).read_text()
-        place = '        profile: "least-loaded"\n'
+        place = "      scheduling:\n"
         assert text.count(place) == 1
         assert check(text.replace(place, f"{place}        priority_header: x-priority\n"), name) == ()
 

@@ -29,7 +29,7 @@ def _overrides(**fields: Any) -> Any:
 
 async def _started(start: Any, code: str, shape: str, change: Callable[[Any], None]) -> Stack:
     """A stack with a mistake, which the check must know under its code, and on which one server is to be picked."""
-    stack: Stack = await start(shape=shape, servers=2, change=change)
+    stack: Stack = await start(shape=shape, servers=2, profile="least-loaded", change=change)
     assert [problem.code for problem in check(stack.path)] == [code]
     stack.check_at_end = False  # Envoy objects, and that is what is asked
     stack.only(0)

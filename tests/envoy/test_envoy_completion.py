@@ -90,7 +90,7 @@ async def test_full_duplex_both_ways_stays_to_the_end(start: Any) -> None:
 @pytest.mark.parametrize("first", ["refuses", "answers 503"])
 async def test_a_retry_moves_the_charge_while_the_request_still_runs(start: Any, shape: str, first: str) -> None:
     """Cases b05, b06: the second host named serves, and is the one that the request counts on."""
-    stack: Stack = await start(shape=shape)
+    stack: Stack = await start(shape=shape, profile="least-loaded")
     await stack.until_access_log_is_connected()
     bad = stack.only(0)
     await stack.until_waiting_is_known()

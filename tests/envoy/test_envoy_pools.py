@@ -36,7 +36,7 @@ def _two_pools(config: Any) -> None:
 @pytest.mark.parametrize("shape", envoy_config.SHAPES)
 async def test_the_route_chooses_the_pool_and_the_pick_the_server_in_it(start: Any, shape: str) -> None:
     """Both pools by turns; which server of each is the least loaded changes in between."""
-    stack: Stack = await start(shape=shape, servers=4, change=_two_pools)
+    stack: Stack = await start(shape=shape, servers=4, profile="least-loaded", change=_two_pools)
     pools = {"vllm": stack.upstreams[:2], "embeddings": stack.upstreams[2:]}
     sent: Counter[str] = Counter()
     for favourite in (0, 1):

@@ -13,7 +13,7 @@ from tests.support.envoy_stack import Stack, eventually
 
 HEADER = "x-extproc-profile"
 JSON = {"content-type": "application/json"}
-OF_POOL, OF_ROUTE, OF_CLIENT = "least-loaded", "cache-aware", "session"
+OF_POOL, OF_ROUTE, OF_CLIENT = "cache-aware", "least-loaded", "session"  # the first is the default
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -76,3 +76,13 @@ async def test_the_route_chooses_the_profile_and_the_client_only_where_it_may(
     assert await _decided(stack, CHAT, OF_CLIENT) == (OF_CLIENT if of_client else OF_POOL)
     assert await _decided(stack, COMPLETIONS, OF_CLIENT) == (OF_CLIENT if of_client else OF_ROUTE)
     assert await _decided(stack, COMPLETIONS, "fastest") == OF_ROUTE
+
+
+@pytest.mark.parametrize("shape", envoy_config.SHAPES)
+async def test_the_shipped_files_tell_of_the_session_header(start: Any, shape: str) -> None:
+    """Where there is no prompt to go by, the default profile goes by it."""
+    stack: Stack = await start(shape=shape)
+    headers = JSON | {"x-session-id": "a conversation"}
+    ports = {(await stack.request(path="/v1/audio/speech", headers=headers)).port for _ in range(8)}
+    assert len(ports) == 1
+    assert (await stack.status())["pools"]["vllm"]["prompts"]["ways"] == {"session": 8}

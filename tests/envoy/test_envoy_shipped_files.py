@@ -37,7 +37,7 @@ async def test_a_request_goes_where_the_pick_says_and_is_counted_until_its_end(s
 
 async def test_least_waiting_wins(start: Any, shape: str) -> None:
     """R3, R4: the server without a queue gets the requests, whichever it is."""
-    stack = await start(shape=shape)
+    stack = await start(shape=shape, profile="least-loaded")
     for index in range(3):
         favourite = stack.only(index)
         await stack.until_waiting_is_known()

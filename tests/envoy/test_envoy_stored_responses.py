@@ -8,7 +8,6 @@ from typing import Any
 from aiohttp import web
 
 from tests.support import envoy_config
-from tests.support.envoy_config import Json
 from tests.support.envoy_stack import Answer, Stack
 
 PATH = "/v1/responses"
@@ -39,15 +38,6 @@ class Storing:
         return response
 
 
-def _cache_aware(config: Json) -> None:
-    envoy_config.settings_of(config)["scheduling"]["profile"] = "cache-aware"
-
-
-def _shown(config: Json) -> None:
-    _cache_aware(config)
-    envoy_config.full_duplex_both_ways(config)
-
-
 def _storing(stack: Stack) -> None:
     for index, upstream in enumerate(stack.upstreams):
         upstream.respond = Storing(str(index))
@@ -69,7 +59,7 @@ def _id_in(answer: Answer) -> str:
 
 async def test_chains_stay_where_they_are_stored_when_the_responses_pass_us(start: Any) -> None:
     """Case c15: eight chains of five turns, streamed and whole in turn, none of which says who it is."""
-    stack: Stack = await start(shape="C", change=_shown)
+    stack: Stack = await start(shape="C", change=envoy_config.full_duplex_both_ways)
     _storing(stack)
     last: dict[int, str | None] = dict.fromkeys(range(8))
     for number in range(5):
@@ -85,7 +75,7 @@ async def test_chains_stay_where_they_are_stored_when_the_responses_pass_us(star
 
 async def test_in_the_shipped_shape_an_id_of_the_clients_own_keeps_a_chain_together(start: Any) -> None:
     """Case c15: the response does not pass us, so only what the request says is known."""
-    stack: Stack = await start(shape="A", change=_cache_aware)
+    stack: Stack = await start(shape="A")
     _storing(stack)
     for chain in range(8):
         previous = None
@@ -98,9 +88,7 @@ async def test_in_the_shipped_shape_an_id_of_the_clients_own_keeps_a_chain_toget
 
 
 async def test_in_the_shipped_shape_a_session_key_keeps_a_chain_together(start: Any) -> None:
-    stack: Stack = await start(
-        shape="A", change=lambda config: envoy_config.settings_of(config)["scheduling"].update(profile="session")
-    )
+    stack: Stack = await start(shape="A", profile="session")
     _storing(stack)
     for chain in range(8):
         previous = None

@@ -52,7 +52,7 @@ def _tls(folder: Path, *, service: bool = True, envoy: bool = True, mutual: bool
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual"])
 async def test_picks_are_followed_over_tls(start: Any, folder: Path, shape: str, mutual: bool) -> None:
     """The health check, the exchange and the access log all pass through the TLS connection."""
-    stack: Stack = await start(shape=shape, change=_tls(folder, mutual=mutual))
+    stack: Stack = await start(shape=shape, profile="least-loaded", change=_tls(folder, mutual=mutual))
     for index in (1, 2, 0):
         favourite = stack.only(index)
         await stack.until_waiting_is_known()

@@ -181,6 +181,7 @@ class Stack:
         *,
         shape: str = "A",
         servers: int | Sequence[int] = 3,
+        profile: str | None = None,
         change: Callable[[Json], None] = lambda config: None,
         service: str = "in process",
         quick: bool = True,
@@ -188,7 +189,8 @@ class Stack:
         await_ready: bool = True,
         await_used: bool = True,
     ) -> None:
-        """`servers`: how many to start, or the ports of some that run; `change` edits the configuration (after the
+        """`servers`: how many to start, or the ports of some that run; `profile`: None is the shipped one, and tests that
+        steer by what servers show as waiting (`only`) need `least-loaded`; `change` edits the configuration (after the
         ports are set); `service`: `in process`, `process`, `weighed` or `none`; `await_ready`: wait for every server
         to be ready, else only for an answer of the service; `await_used`: wait for Envoy to hold the service for
         healthy."""
@@ -202,6 +204,7 @@ class Stack:
         self._kind = service
         self._binary = binary
         self._folder = folder
+        self._profile = profile
         self._change = change
         self._quick = quick
         self._concurrency = concurrency
@@ -233,6 +236,8 @@ class Stack:
                 block.update({**QUICK, "scrape": {**block.get("scrape", {}), **QUICK["scrape"]}})
                 for check in envoy_config.cluster(self.config, "extproc")["health_checks"]:
                     check.update(interval="0.5s", no_traffic_interval="0.5s")
+            if self._profile is not None:
+                envoy_config.settings_of(self.config)["scheduling"]["profile"] = self._profile
             self._change(self.config)
             self.port = listener
             self.grpc_port = grpc
@@ -382,7 +387,10 @@ class Stack:
         return next(upstream for upstream in self.upstreams if upstream.port == port)
 
     def only(self, index: int) -> Upstream:
-        """Make one server the least loaded, as the others' pages will tell with the next scrape."""
+        """Make one server the least loaded, as the others' pages will tell with the next scrape.
+
+        It gets the next request where load alone decides."""
+        assert self._profile == "least-loaded"
         for position, upstream in enumerate(self.upstreams):
             upstream.waiting = 0 if position == index else 5 + position
         return self.upstreams[index]

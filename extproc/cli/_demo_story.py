@@ -21,7 +21,9 @@ from extproc.pool.member import State
 
 # Shares of the scripted time.
 _STEADY, _BUSY, _DEAD, _BACK, _ALONE = 0.30, 0.20, 0.20, 0.15, 0.15
-_DIRECT_REQUESTS = 12  # twice what a server runs at once: half of them wait
+_FOLLOW_UPS = 6
+_AT_ONCE = 40  # questions: their own words take one server longer than the document takes another
+_DIRECT_REQUESTS = 18  # thrice what a server runs at once: twelve of them wait
 _NOTICE_S = 15.0  # longest wait for a change to show; a scrape comes every 0.5 s, Envoy's health check every 2 s
 _STEP_S = 0.05
 _FEW = 3  # requests that an act needs to show anything, however short it is
@@ -55,6 +57,7 @@ class Story:
         self._busy_name, self._dead_name = names[-1], names[-2]
         self.traffic.start()
         await self._steady()
+        await self._hot()
         await self._busy()
         await self._dead()
         await self._back()
@@ -85,9 +88,10 @@ class Story:
     async def _steady(self) -> None:
         self._act(
             "steady",
-            "1 of 5: mixed traffic",
-            "Short chats, long prompts, completions, streamed or not. Each goes to the server with the fewest waiting"
-            " requests, then the lowest KV cache usage. No two servers have the same work, so counts differ.",
+            "1 of 6: mixed traffic",
+            "Conversations, short chats, long prompts, completions, streamed or not. Each goes where its first token"
+            " should come first, by what a server has cached of the prompt and what it still owes others. So a"
+            " conversation stays where it is cached. No two servers have the same work, so counts differ.",
         )
         await self._play_for(_STEADY)
         await self._until(lambda: len(self.watch.got) == len(self.fleet.names), "every server gets requests")
@@ -96,16 +100,44 @@ class Story:
             all(got.values()), f"every server got requests ({', '.join(f'{n} {c}' for n, c in got.items())})", got
         )
 
+    async def _hot(self) -> None:
+        self._act(
+            "hot",
+            "2 of 6: a document gets hot",
+            "Somebody asks about a long document, and then again and again: the questions go where it is cached. Then"
+            f" {_AT_ONCE} ask at once. Their turn there would come later than another server has read the document, so"
+            " others read it, too.",
+        )
+        (first,) = await self.traffic.ask(1)
+        later = [sent for _ in range(_FOLLOW_UPS) for sent in await self.traffic.ask(1)]
+        there = sum(sent.server == first.server for sent in later)
+        cached = _cached_ratio(later)
+        self._check(
+            2 * there > len(later) and cached > 0.5,
+            f"{there} of {len(later)} later questions went to {first.server}, which had the document; {cached:.0%} of"
+            " their tokens were cached",
+            Counter(sent.server for sent in later),
+        )
+        burst = await self.traffic.ask(_AT_ONCE)
+        served, cached = Counter(sent.server or "nobody" for sent in burst), _cached_ratio(burst)
+        shares = ", ".join(f"{name} {count}" for name, count in served.most_common())
+        self._check(
+            len(served) > 1 and max(served.values()) < 0.8 * len(burst) and cached > 0.5,
+            f"{len(burst)} questions at once spread ({shares}); {cached:.0%} of their tokens were cached",
+            f"{shares}, {cached:.0%} cached",
+        )
+
     async def _busy(self) -> None:
         name, address = self._busy_name, self.fleet.address(self._busy_name)
         self._act(
             "getting busy",
-            f"2 of 5: {name} gets busy",
+            f"3 of 6: {name} gets busy",
             f"Somebody sends {_DIRECT_REQUESTS} long requests to {name} directly, past the gateway. The service sees it"
             f" in {name}'s own metrics (waiting, KV) and sends new requests to the others.",
         )
         self.fleet.occupy(name, _DIRECT_REQUESTS)
-        await self._until(lambda: (self._waiting(address) or 0) > 0, f"{name}'s metrics show waiting requests")
+        many = _DIRECT_REQUESTS / 2
+        await self._until(lambda: (self._waiting(address) or 0) >= many, f"{name}'s metrics show waiting requests")
         self.traffic.phase, self.traffic.lie = "busy", address
         before = Counter(self.watch.got)
         await self._play_for(_BUSY)
@@ -127,7 +159,7 @@ class Story:
         name, address = self._dead_name, self.fleet.address(self._dead_name)
         self._act(
             "dying",
-            f"3 of 5: {name} dies",
+            f"4 of 6: {name} dies",
             f"{name} is killed: its connections are reset, its port is closed. Requests already sent to it go on to"
             " the next host of their list; after two refused scrapes it is named no more. Only answers that were under"
             " way there break off: nobody can repeat half an answer.",
@@ -146,7 +178,7 @@ class Story:
 
     async def _back(self) -> None:
         name, address = self._dead_name, self.fleet.address(self._dead_name)
-        self._act("returning", f"4 of 5: {name} comes back", f"{name} starts again, with an empty cache.")
+        self._act("returning", f"5 of 6: {name} comes back", f"{name} starts again, with an empty cache.")
         await self.fleet.servers[name].start()
         returned = (State.READY, State.RETURNING)  # slowly, if the log told of errors in a row
         await self._until(lambda: self._state(address) in returned, f"the service notices that {name} is back")
@@ -162,7 +194,7 @@ class Story:
     async def _alone(self) -> None:
         self._act(
             "service dies",
-            "5 of 5: the service itself dies",
+            "6 of 6: the service itself dies",
             "No picks now. Envoy lets requests through (failure_mode_allow) and chooses by its own fallback policy.",
         )
         await self.stack.kill_service()
@@ -213,6 +245,14 @@ class Story:
             bool(alone) and all(s.ok for s in alone),
             f"without the service, all {len(alone)} requests were answered by Envoy's own choice",
             _first([s for s in alone if not s.ok]),
+        )
+        turns = [s for s in self.traffic.of("steady", "hot", "busy") if s.before is not None and s.ok]
+        stayed, cached = sum(s.server == s.before for s in turns), _cached_ratio(turns)
+        self._check(
+            2 * stayed > len(turns) and cached > 0.5,
+            f"{stayed} of {len(turns)} turns of conversations went to the server of the turn before; {cached:.0%} of"
+            " their tokens were cached",
+            "half of each is wanted",
         )
         streams = [s for s in sent if s.kind == "raw stream" and s not in broken]
         self._check(
@@ -283,6 +323,12 @@ class Story:
 
     def _ended(self, phase: str) -> int:
         return sum(s.ended_s is not None for s in self.traffic.of(phase))
+
+
+def _cached_ratio(sent: list[Sent]) -> float:
+    """Of the prompts' tokens, what the servers say that they had cached; 0 if there are none."""
+    tokens = sum(s.prompt_tokens for s in sent)
+    return sum(s.cached_tokens for s in sent) / tokens if tokens else 0.0
 
 
 def _first(sent: list[Sent]) -> str:

@@ -17,14 +17,13 @@ import aiohttp
 from openai import APIError, APIStatusError, AsyncOpenAI
 
 from extproc.cli._demo_fleet import MODEL
+from extproc.cli._demo_prompts import Conversations, Document, Message, filler
 
 RATE_PER_S = 7.0
 _MOST_OPEN = 60  # a bound for machines that cannot keep up; in a healthy demo some 10 are open
 _TIMEOUT_S = 60.0
 # Dealt like cards, so that even a short run has some of each.
-_DECK = {"chat, streamed": 10, "chat": 5, "long prompt": 3, "completion": 3, "raw stream": 2, "models": 2}
-_TEXT = "the route of a request through a gateway to one of many servers depends on what they do now"
-_WORDS = _TEXT.split()
+_DECK = {"chat, streamed": 7, "turn": 7, "chat": 2, "long prompt": 2, "completion": 3, "raw stream": 2, "models": 2}
 
 
 @dataclass(slots=True)
@@ -41,6 +40,9 @@ class Sent:
     ended_s: float | None = None  # None: still open
     complete: bool = False  # the answer has its proper end
     error: str | None = None
+    before: str | None = None  # who answered the turn before; None: it is the first, or no turn
+    prompt_tokens: int = 0  # by the answer's `usage`; only of turns and questions
+    cached_tokens: int = 0  # of these, what the server had cached
 
     @property
     def ok(self) -> bool:
@@ -57,6 +59,8 @@ class Traffic:
         self._base_url = base_url
         self._rng = random.Random(seed)
         self._deck: list[str] = []
+        self._conversations = Conversations(self._rng)
+        self._document = Document(self._rng)
         self._openai = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="unused", max_retries=0, timeout=_TIMEOUT_S)
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         self._source: asyncio.Task[None] | None = None
@@ -81,6 +85,16 @@ class Traffic:
         await asyncio.gather(*self._open, return_exceptions=True)
         await self._openai.close()
         await self._http.close()
+
+    async def ask(self, questions: int) -> list[Sent]:
+        """Send so many questions about one document at once, and wait for the answers."""
+        first = len(self.sent)
+        tasks = [asyncio.create_task(self._send("question")) for _ in range(questions)]
+        self._open.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._open.discard)
+        await asyncio.wait(tasks)
+        return [sent for sent in self.sent[first:] if sent.kind == "question"]
 
     def of(self, *phases: str) -> list[Sent]:
         return [sent for sent in self.sent if sent.phase in phases]
@@ -123,6 +137,15 @@ class Traffic:
         sent.ended_s = time.monotonic()
 
     async def _exchange(self, sent: Sent, headers: dict[str, str]) -> None:
+        if sent.kind == "turn":
+            await self._turn(sent, headers)
+        elif sent.kind == "question":
+            await self._whole_chat(sent, self._document.question(sent.number), headers)
+        else:
+            await self._single(sent, headers)
+
+    async def _single(self, sent: Sent, headers: dict[str, str]) -> None:
+        """A request that has nothing in common with another."""
         prompt, tokens = self._prompt(sent), self._rng.randint(15, 50)
         chat: Any = {
             "model": MODEL,
@@ -153,6 +176,27 @@ class Traffic:
                 sent.server = models.headers.get("x-vllm-sim")
                 sent.complete = any(model.id == MODEL for model in models.parse().data)
 
+    async def _turn(self, sent: Sent, headers: dict[str, str]) -> None:
+        conversation = self._conversations.turn()
+        sent.before = conversation.server
+        try:
+            conversation.answered(await self._whole_chat(sent, conversation.messages, headers), sent.server)
+        finally:
+            self._conversations.over(conversation, ok=sent.complete)
+
+    async def _whole_chat(self, sent: Sent, messages: list[Message], headers: dict[str, str]) -> str:
+        """A chat that is not streamed, with what its answer says of the cache; gives the answer's text."""
+        chat: Any = {"model": MODEL, "messages": messages, "max_tokens": self._rng.randint(15, 30)}
+        raw = await self._openai.chat.completions.with_raw_response.create(**chat, extra_headers=headers)
+        _note(sent, raw.http_response)
+        answer = raw.parse()
+        sent.complete = answer.choices[0].finish_reason is not None
+        usage = answer.usage
+        if usage is not None and usage.prompt_tokens_details is not None:
+            sent.prompt_tokens = usage.prompt_tokens
+            sent.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+        return answer.choices[0].message.content or ""
+
     async def _raw_stream(self, sent: Sent, prompt: str, tokens: int, headers: dict[str, str]) -> None:
         """A streamed chat without any library's help: its last bytes must be the end mark."""
         # White space and escapes as no JSON library writes them: the bytes must arrive as they are.
@@ -171,7 +215,7 @@ class Traffic:
 
     def _prompt(self, sent: Sent) -> str:
         words = self._rng.randint(2000, 5000) if sent.kind == "long prompt" else self._rng.randint(10, 120)
-        return f"request {sent.number}: " + " ".join(self._rng.choices(_WORDS, k=words))
+        return f"request {sent.number}: {filler(self._rng, words)}"
 
 
 def _note(sent: Sent, response: Any) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.common import front, peers
 from bench.common.front import find_envoy
@@ -25,9 +26,12 @@ from bench.overhead import upstream
 
 SHAPES = {
     "extproc-a": "envoy.yaml",
+    "extproc-a-cache-aware": "envoy.yaml",
     "extproc-b": "envoy-headers-then-body.yaml",
     "extproc-c": "envoy-full-duplex.yaml",
 }
+# Shapes are compared without reading bodies, as they were first measured; what the default profile adds has its own arm.
+PROFILES = {name: "cache-aware" if name.endswith("cache-aware") else "least-loaded" for name in SHAPES}
 PEER_ARMS = {
     "vllm-router-round-robin": ("vllm-router", "round_robin"),
     "vllm-router-cache-aware": ("vllm-router", "cache_aware"),
@@ -140,6 +144,13 @@ def check_picks(arm: str, before: Mapping[str, int], after: Mapping[str, int], r
     return missed
 
 
+def shape_config(name: str, ports: front.FrontPorts, servers: Sequence[int]) -> dict[str, Any]:
+    """The shipped configuration of an arm's shape, on these addresses and with the arm's profile."""
+    config = front.with_addresses(front.read_config(ROOT / "envoy" / SHAPES[name]), ports, servers)
+    config["node"]["metadata"]["extproc"]["scheduling"]["profile"] = PROFILES[name]
+    return config
+
+
 class Starter:
     """Starts servers and arms, and remembers all it started so that `stop` ends them."""
 
@@ -196,8 +207,7 @@ class Starter:
     def _shape(self, name: str, servers: Servers) -> Arm:
         ports = front.FrontPorts(*free_ports(4))
         config = self.folder / f"{name}.yaml"
-        shipped = front.read_config(ROOT / "envoy" / SHAPES[name])
-        front.write_config(config, front.with_addresses(shipped, ports, servers.ports))
+        front.write_config(config, shape_config(name, ports, servers.ports))
         command = [*EXTPROC, "serve", "--envoy", str(config)]
         service = self._start(f"{name}-service", command, with_project_on_path())
         wait_until(f"{name}: the service is ready", lambda: gives_200(ports.service_admin, "/readyz"), [service])

@@ -74,8 +74,9 @@ METHOD = """\
 - The servers are four listeners of one Envoy that reads the request and answers with a fixed chat completion. They
   alone answer several times what any arm reaches.
 - `envoy-alone` is the shipped `envoy/envoy.yaml` without our filters and access log, its pool on the fallback policy.
-  `extproc-a`, `-b` and `-c` are the three shipped configurations with nothing but addresses changed, each with a
-  service process of its own.
+  `extproc-a`, `-b` and `-c` are the three shipped configurations with nothing but addresses and the profile changed, to
+  `least-loaded`, which reads no bodies; `extproc-a-cache-aware` keeps the default profile. Each has a service process
+  of its own.
 - All arms run from start to end; those not being measured are frozen (SIGSTOP), so they take no CPU. Within a round the
   arms of one cell follow each other directly. Each arm and cell is warmed up for 1 s before its first window.
 - Every answer to the client must be 2xx, and the servers must not refuse what they are asked, or the arm fails. For the

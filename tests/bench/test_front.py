@@ -12,7 +12,7 @@ import yaml
 
 from bench.common import front
 from bench.common.process import ROOT
-from bench.overhead.arms import SHAPES
+from bench.overhead.arms import SHAPES, shape_config
 
 PORTS = front.FrontPorts(listener=1001, envoy_admin=1002, grpc=1003, service_admin=1004)
 SERVERS = (2001, 2002, 2003, 2004)
@@ -52,6 +52,18 @@ def test_only_addresses_change(name: str) -> None:
     assert own["grpc"]["listen"] == "127.0.0.1:1003"
     assert own["admin"]["listen"] == "127.0.0.1:1004"
     assert without_addresses(after) == without_addresses(before)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_arm_changes_the_profile_besides_or_keeps_the_default_as_its_name_says(name: str) -> None:
+    arm, plain = shape_config(name, PORTS, SERVERS), front.with_addresses(shipped(name), PORTS, SERVERS)
+
+    scheduling = arm["node"]["metadata"]["extproc"]["scheduling"]
+    assert (arm == plain) == name.endswith("-cache-aware")
+    if arm != plain:
+        assert scheduling["profile"] == "least-loaded"
+        scheduling["profile"] = "cache-aware"
+        assert arm == plain
 
 
 def test_envoy_alone_has_nothing_of_ours_left() -> None:

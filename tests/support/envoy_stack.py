@@ -189,11 +189,11 @@ class Stack:
         await_ready: bool = True,
         await_used: bool = True,
     ) -> None:
-        """`servers`: how many to start, or the ports of some that run; `profile`: None is the shipped one, and tests that
-        steer by what servers show as waiting (`only`) need `least-loaded`; `change` edits the configuration (after the
-        ports are set); `service`: `in process`, `process`, `weighed` or `none`; `await_ready`: wait for every server
-        to be ready, else only for an answer of the service; `await_used`: wait for Envoy to hold the service for
-        healthy."""
+        """`servers`: how many to start, or the ports of some that run; `profile`: None is the shipped one, but tests
+        that steer by what servers show as waiting (`only`) need `least-loaded`; `change` edits the configuration
+        (after the ports are set); `service`: `in process`, `process`, `weighed` or `none`; `await_ready`: wait for
+        every server to be ready, else only for an answer of the service; `await_used`: wait for Envoy to hold the
+        service for healthy."""
         self.shape = shape
         self.upstreams = [Upstream() for _ in range(servers)] if isinstance(servers, int) else []
         self.ports = [] if isinstance(servers, int) else list(servers)  # of the pool's servers

@@ -1,4 +1,4 @@
-"""Which are the oldest dependencies that pyproject.toml allows? Printed as pip's constraints, for `make test-oldest`."""
+"""Which are the oldest dependencies that pyproject.toml allows? Prints them for pip, which `make test-oldest` uses."""
 
 from __future__ import annotations
 

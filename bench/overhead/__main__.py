@@ -33,7 +33,8 @@ PAGE = ROOT / "docs" / "benchmarks" / "overhead.md"
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.overhead",
-        description="Measures Envoy alone, Envoy with the service (shapes A, B, C; A also with the default profile) and other routers, in turn.",
+        description="Measures Envoy alone, Envoy with the service (shapes A, B, C; A in two profiles), other routers,"
+        " in turn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))

@@ -30,7 +30,7 @@ SHAPES = {
     "extproc-b": "envoy-headers-then-body.yaml",
     "extproc-c": "envoy-full-duplex.yaml",
 }
-# Shapes are compared without reading bodies, as they were first measured; what the default profile adds has its own arm.
+# Shapes are compared without reading bodies, as first measured; what the default profile adds has an arm of its own.
 PROFILES = {name: "cache-aware" if name.endswith("cache-aware") else "least-loaded" for name in SHAPES}
 PEER_ARMS = {
     "vllm-router-round-robin": ("vllm-router", "round_robin"),

@@ -9,8 +9,8 @@ Four witnesses, kept apart:
 * **The requests.** Three faults in a row (5xx, resets and failed connections, as Envoy's access log tells) eject the
   server for `EJECT_S`: a server that fails fast looks idle and attracts everything; one fault alone may be the
   request's own, and each fault more costs a client an answer. 4xx are the client's. 429 and 503 mean full, not broken
-  (below). Where the log does not say how an attempt went that Envoy repeated elsewhere, the first server was refused,
-  reset, or answered 503: three of them in a row eject for `EJECT_S`, never longer.
+  (below). Where an entry is missing that says how an attempt went which Envoy repeated elsewhere, the first server was
+  refused, reset, or answered 503: three of them in a row eject for `EJECT_S`, never longer.
 * **The probe.** Whoever is out, or new, is asked for its /health. While that fails it stays out. No probe ends nothing:
   without a verdict for `PROBE_WAIT_S` (nobody probes, or no more) it is done without.
 * **Itself.** An engine that says it is asleep answers nothing until it is woken.

@@ -6,8 +6,9 @@ Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten.
 end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
 has left or reports no load.
 
-How it went counts for the health of each server that was tried, once. Where Envoy tells how each attempt ended (by
-another stream, so before or after the request's own entry), a server that did not serve in the end is judged by that.
+How it went counts for the health of each server that was tried, once. A server that did not serve in the end is judged
+by how the attempt at it ended, which Envoy tells by another stream, so before or after the request's own entry. Where
+nothing tells that, the server has declined.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ class Ledger:
         self._by_id: dict[str, Reservation] = {}
         self._waiting_for_log: deque[Reservation] = deque()  # by time of their end
         self._detached: OrderedDict[Reservation, None] = OrderedDict()  # open ones, about by time of their pick
-        self._attempts_told = False  # Envoy tells the end of attempts
-        self._unexplained: OrderedDict[str, _Retried] = OrderedDict()  # by pick id and time of their end
+        self._retried: OrderedDict[str, _Retried] = OrderedDict()  # ended ones, by pick id and time of their end
 
     @property
     def open_count(self) -> int:
@@ -84,7 +84,7 @@ class Ledger:
         pick_id = completion.pick_id
         reservation = self._by_id.get(pick_id) if pick_id is not None else None
         if reservation is None and completion.attempt_ended and pick_id is not None:
-            retried = self._unexplained.get(pick_id)
+            retried = self._retried.get(pick_id)
             reservation = None if retried is None else retried.reservation
         if reservation is None:
             # A pick id we do not know is another process's, or was forgotten: not a request without a pick.
@@ -96,9 +96,7 @@ class Ledger:
             return reservation
         served = _find(completion, pools, reservation)
         if served is not None and served is not reservation.member:
-            self.moved += 1
-            if completion.attempts > 1:  # else Envoy never tried the server that we named
-                self._left(reservation, completion, now)
+            self.moved += not reservation.left
             reservation.move(served, now)
         if not completion.final:
             return reservation
@@ -112,26 +110,17 @@ class Ledger:
         self.outcomes[reservation.pool, outcome] += 1
         if completion.served == reservation.member.address:  # else no server was reached, or one that is not ours
             _judge(reservation, reservation.member, outcome, completion.status, now)
+        if completion.attempts > 1:  # else Envoy never tried a server that it left
+            self._retried[reservation.pick.pick_id] = _Retried(reservation, now)
         return reservation
 
     def _attempt_ended(
         self, completion: Completion, pools: Iterable[Pool], reservation: Reservation, now: float
     ) -> None:
-        self._attempts_told = True
         member = _find(completion, pools, reservation) or reservation.member
         outcome = classify(completion)
         if member.address == completion.served and outcome is not Outcome.OK:  # the request's own entry tells that
             _judge(reservation, member, outcome, completion.status, now)
-
-    def _left(self, reservation: Reservation, completion: Completion, now: float) -> None:
-        """Another server serves what this one was tried with. Attempts are told in their order, but the request's own
-        entry comes by another stream."""
-        if reservation.member in reservation.judged:
-            return
-        if completion.final and self._attempts_told:
-            self._unexplained[reservation.pick.pick_id] = _Retried(reservation, reservation.member, now)
-        else:
-            _decline(reservation, reservation.member, now)
 
     def _close(self, reservation: Reservation, outcome: Outcome, now: float) -> None:
         if reservation.close(outcome, now):
@@ -140,10 +129,10 @@ class Ledger:
                 self._detached.pop(reservation, None)
 
     def _forget_old(self, now: float) -> None:
-        unexplained = self._unexplained
-        while unexplained and (retried := next(iter(unexplained.values()))).ended_at_s < now - ATTEMPT_WAIT_S:
-            del unexplained[retried.reservation.pick.pick_id]
-            _decline(retried.reservation, retried.left, now)
+        ended = self._retried
+        while ended and (retried := next(iter(ended.values()))).ended_at_s < now - ATTEMPT_WAIT_S:
+            del ended[retried.reservation.pick.pick_id]
+            _decline(retried.reservation, now)
         detached = self._detached
         while detached and (oldest := next(iter(detached))).picked_at_s < now - DETACHED_MAX_S:
             self._close(oldest, Outcome.UNKNOWN, now)
@@ -158,11 +147,10 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Retried:
-    """A request that ended well elsewhere, with an attempt of which nothing is known yet."""
+    """A request that took several attempts. How the failed ones ended may be told yet."""
 
     reservation: Reservation
-    left: Member  # the server that did not serve it
-    ended_at_s: float
+    ended_at_s: float  # as told by its own entry
 
 
 def _judge(reservation: Reservation, member: Member, outcome: Outcome, status: int | None, now: float) -> None:
@@ -179,10 +167,12 @@ def _judge(reservation: Reservation, member: Member, outcome: Outcome, status: i
             health.request_full(now)
 
 
-def _decline(reservation: Reservation, member: Member, now: float) -> None:
-    if member not in reservation.judged:
-        reservation.judged += (member,)
-        member.health.request_declined(now)
+def _decline(reservation: Reservation, now: float) -> None:
+    """Others had to serve what these were tried with, and nothing told why."""
+    for member in dict.fromkeys(reservation.left):
+        if member is not reservation.member and member not in reservation.judged:
+            reservation.judged += (member,)
+            member.health.request_declined(now)
 
 
 def _named(completion: Completion, reservation: Reservation) -> bool:

@@ -32,6 +32,7 @@ class Reservation:
         "detached",
         "ended_at_s",
         "judged",
+        "left",
         "member",
         "outcome",
         "path",
@@ -59,6 +60,7 @@ class Reservation:
         self.completion: Completion | None = None  # the last that the access log told
         self.prefill: Prefill | None = None  # None: its prompt is not accounted for
         self.prompt: Prompt | None = None  # for whoever serves it; None: unknown, or nobody can be told any more
+        self.left: tuple[Member, ...] = ()  # those it was on before `member`
         self.judged: tuple[Member, ...] = ()  # servers whose failure at this request has counted already
         self.response_id: str | None = None  # of the response that the server keeps; None: not known, or none
         if uncached_tokens is not None:
@@ -86,6 +88,7 @@ class Reservation:
                 self.prefill = member.prefill.add(self.prefill.tokens, now)
             self.charged_at_s = now
             member.charge(self)
+        self.left += (self.member,)
         self.member = member
 
     def close(self, outcome: Outcome, now: float) -> bool:

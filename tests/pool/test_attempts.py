@@ -21,8 +21,9 @@ def attempt(pick: Pick, server: int, told: dict[str, Any]) -> Completion:
     return Completion(pick.pick_id, address(server), final=False, attempt_ended=True, **told)
 
 
-def reached(pick: Pick, server: int, attempts: int) -> Completion:
-    return Completion(pick.pick_id, address(server), final=False, attempts=attempts)
+def reached(pick: Pick, server: int) -> Completion:
+    """Envoy does not say there which attempt it is."""
+    return Completion(pick.pick_id, address(server), final=False)
 
 
 def end(pick: Pick, server: int, attempts: int, status: int = 200) -> Completion:
@@ -46,8 +47,7 @@ def test_the_failed_attempt_counts_where_it_failed_as_what_it_was(
 ) -> None:
     """case e15: the two entries come by different streams, in any order"""
     fleet = sampled_router(3)
-    fleet.complete(attempt(to_first(fleet, 0.0), 1, told), 0.0)  # this Envoy tells of attempts
-    for _ in range(FAULTS_IN_A_ROW - 1):
+    for _ in range(FAULTS_IN_A_ROW):
         pick = to_first(fleet, 0.0)
         entries = {"attempt": attempt(pick, 1, told), "end": end(pick, 2, 2)}
         for name in order:
@@ -58,21 +58,25 @@ def test_the_failed_attempt_counts_where_it_failed_as_what_it_was(
     assert of(fleet, 2, 0.1) is None
 
 
-def test_each_of_several_attempts_counts_where_it_was() -> None:
+@pytest.mark.parametrize("end_first", [False, True])
+def test_each_of_several_attempts_counts_where_it_was(end_first: bool) -> None:
     fleet = sampled_router(3)
     for _ in range(FAULTS_IN_A_ROW):
         pick = to_first(fleet, 0.0)
-        for entry in (
+        last = end(pick, 3, 3, 500)
+        attempts = [
             attempt(pick, 1, REFUSED),
-            reached(pick, 2, 2),
+            reached(pick, 2),
             attempt(pick, 2, FULL),
-            reached(pick, 3, 3),
+            reached(pick, 3),
             attempt(pick, 3, {"status": 500}),
-            end(pick, 3, 3, 500),
-        ):
+        ]
+        for entry in [last, *attempts] if end_first else [*attempts, last]:
             fleet.complete(entry, 0.0)
+    fleet.stream_ended("tick", ATTEMPT_WAIT_S + 0.1)
     assert [of(fleet, number, 0.1) for number in (1, 2, 3)] == ["errors in a row", "full", "errors in a row"]
     assert fleet.ledger.open_count == 0
+    assert fleet.ledger.moved == FAULTS_IN_A_ROW
 
 
 @pytest.mark.parametrize("first", ["attempt", "end"])
@@ -105,16 +109,21 @@ def test_a_client_that_leaves_before_an_answer_is_held_against_nobody() -> None:
     assert of(fleet, 1, 0.0) is None
 
 
-def test_where_attempts_are_told_an_entry_that_is_lost_counts_as_declined() -> None:
-    fleet = sampled_router(2)
-    fleet.complete(attempt(to_first(fleet, 0.0), 1, {"status": 200}), 0.0)
+@pytest.mark.parametrize("move_told", [False, True])
+def test_where_nothing_tells_how_an_attempt_ended_its_server_declined(move_told: bool) -> None:
+    """The entry is lost, or this Envoy's log lets none through."""
+    fleet = sampled_router(3)
     for _ in range(FAULTS_IN_A_ROW):
         pick = to_first(fleet, 0.0)
-        fleet.complete(end(pick, 2, 2), 0.0)
+        for server in (2, 3) if move_told else ():
+            fleet.complete(reached(pick, server), 0.0)
+        fleet.complete(end(pick, 3, 3), 0.0)
         fleet.stream_ended(pick.pick_id, 0.0)
     assert of(fleet, 1, 0.0) is None
-    fleet.stream_ended("tick", ATTEMPT_WAIT_S + 0.1)
-    assert of(fleet, 1, ATTEMPT_WAIT_S + 0.1) == "errors in a row"
+    late = ATTEMPT_WAIT_S + 0.1
+    fleet.stream_ended("tick", late)
+    out = "errors in a row"
+    assert [of(fleet, number, late) for number in (1, 2, 3)] == [out, out if move_told else None, None]
 
 
 def test_an_attempt_of_another_process_counts_nowhere() -> None:

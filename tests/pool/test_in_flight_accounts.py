@@ -98,8 +98,9 @@ def test_how_it_went_is_told_of_the_server_that_served_also_when_the_stream_ende
         if stream_first:
             fleet.stream_ended(pick.pick_id, 3.0)
         fleet.complete(ended(pick, served=address(2), attempts=2), 3.0)
-    assert member(fleet, 1).health.problem(3.0) == "errors in a row"
-    assert member(fleet, 2).health.problem(3.0) is None
+    fleet.stream_ended("tick", 4.5)  # nothing told how the first attempts ended
+    assert member(fleet, 1).health.problem(4.5) == "errors in a row"
+    assert member(fleet, 2).health.problem(4.5) is None
 
 
 def test_a_move_told_twice_is_counted_once() -> None:

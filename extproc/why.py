@@ -96,11 +96,7 @@ def _first_token(placed: Placed, candidates: Sequence[Member], chosen: int) -> s
     if not same:
         in_flight = _range([candidates[i].load for i in tied], "{:g}".format)
         return f"{head}, and it has the fewest in flight, {load:g} ({in_flight})"
-    by = ""
-    if placed.request is not None and placed.request.session_key is not None:
-        by = f" by {_KEYS[By.SESSION]}"
-    elif placed.blocks.hashes:
-        by = f" by {_KEYS[By.PREFIX]}"
+    by = "" if placed.drawn_by is None else f" by {_KEYS[placed.drawn_by]}"
     return f"{head}: drawn{by} among {len(same) + 1} with {load:g} in flight"
 
 

@@ -16,7 +16,7 @@ from time import perf_counter, thread_time_ns
 from bench.pick.scene import HEADERS, HOSTS, MODEL, PATH, POOL, Bodies, Scene
 from extproc.decision import Pick
 from extproc.openai.understand import understand
-from extproc.placement import KEY_BLOCKS, UNIT_TOKENS
+from extproc.placement import UNIT_TOKENS
 from extproc.pool.reservation import Reservation
 from extproc.prefix.turns import learn, match_prompt, prompt_blocks
 from extproc.request import RawRequest
@@ -97,7 +97,7 @@ def _steps(scene: Scene, raw: RawRequest, rng: Random) -> dict[str, int]:
     work = Work(len(request.prompt) / 4, held, held_unit=UNIT_TOKENS)
     costs_s = first_token_s(candidates, work, now)
     t5 = clock()
-    order = cheapest_s(costs_s, candidates, HOSTS, rng, blocks.hashes[min(KEY_BLOCKS, len(blocks.hashes)) - 1])
+    order = cheapest_s(costs_s, candidates, HOSTS, rng)
     t6 = clock()
     members = [candidates[i] for i in order]
     addresses = [member.endpoint.address for member in members]

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
 # How long a request waits for the servers to say whether they serve its model after all, before it is refused. Most
-# answer within milliseconds; Envoy's message_timeout is 0.2 s unless it is set.
-_MODELS_WAIT_S = 0.1
+# answer within milliseconds, a busy one takes tenths of a second; Envoy's message_timeout is 1 s as shipped.
+_MODELS_WAIT_S = 0.5
 # A list of models older than so many intervals is no ground to refuse a request, or not believed at all.
 _REFUSE_WITHIN, _BELIEVE_WITHIN = 2, 3
 

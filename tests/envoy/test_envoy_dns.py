@@ -19,7 +19,7 @@ from tests.support.envoy_upstream import Upstream
 
 NAME = "vllm.test"
 V4, V6 = "127.0.0.1", "::1"
-REQUESTS = 6
+REQUESTS = 20  # that both of two equal families get some is then sure enough
 
 
 def _has_ipv6() -> bool:

@@ -16,6 +16,8 @@ from tests.support import envoy_config, envoy_upstream
 from tests.support.envoy_stack import Stack, eventually
 from tests.support.envoy_upstream import Held, Upstream
 
+pytestmark = pytest.mark.newest_only
+
 SHAPES = pytest.mark.parametrize("shape", envoy_config.SHAPES)
 FLUSHES_S = 0.75  # three times the log's flush interval
 FAILURES = {  # how the first server fails, and what that is

@@ -12,6 +12,8 @@ from extproc.config.check import check
 from tests.support import envoy_config
 from tests.support.envoy_stack import DESTINATION, Stack
 
+pytestmark = pytest.mark.newest_only
+
 FILTER_CONFIG = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 EXT_PROC = "envoy.filters.http.ext_proc"
 BUFFER = "envoy.filters.http.buffer"

@@ -11,6 +11,8 @@ from tests.support import envoy_config
 from tests.support.envoy_docs import yaml_under
 from tests.support.envoy_stack import Stack, eventually
 
+pytestmark = pytest.mark.newest_only
+
 HEADER = "x-extproc-profile"
 JSON = {"content-type": "application/json"}
 OF_POOL, OF_ROUTE, OF_CLIENT = "cache-aware", "least-loaded", "session"  # the first is the default

@@ -9,6 +9,8 @@ import pytest
 from tests.support import envoy_config
 from tests.support.envoy_stack import Stack, eventually
 
+pytestmark = pytest.mark.newest_only
+
 HEADER = "x-request-priority"
 JSON = "application/json"
 

@@ -26,8 +26,7 @@ class Rejection:
     status: int  # HTTP
     message: str  # for the client; of the request it contains at most a model's name, cut and printable
     retry_after_s: int | None = None
-    # The pool whose servers are to be asked for their models before this is sent: what they said is a while ago. None:
-    # it can be sent.
+    # The pool whose servers are to be asked for their models before this is sent; None: it can be sent.
     doubtful: str | None = None
 
 

@@ -115,7 +115,7 @@ class Router:
         members = members_for(pool, request, plan.refuse_models_within_s, now)
         if not members and request is not None and request.model is not None and pool.members:
             self.ledger.rejections[RejectionReason.MODEL_NOT_FOUND] += 1
-            return no_such_model(pool, request.model, now)
+            return no_such_model(pool, request.model)
         found = eligible(members, now, raw.subset)
         candidates = found.candidates
         if not candidates:

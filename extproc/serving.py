@@ -12,9 +12,6 @@ from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.request import ApiKind, InferenceRequest
 
-# What a server said longer ago than this should be asked again before a request is refused for it: the model may have
-# been loaded since, and whoever loaded it uses it at once.
-ASK_AGAIN_AFTER_S = 1.0
 _NAME_CHARS = 100  # it is the client's text
 
 
@@ -36,11 +33,11 @@ def members_for(
     return tuple([m for m in pool.members if m.told_models is None or now - m.models_at_s > refuse_within_s])
 
 
-def no_such_model(pool: Pool, model: str, now: float) -> Rejection:
-    """The refusal, in vLLM's own words."""
-    old = any(now - member.models_at_s > ASK_AGAIN_AFTER_S for member in pool.members)
+def no_such_model(pool: Pool, model: str) -> Rejection:
+    """The refusal, in vLLM's own words. The servers should be asked before it is sent: the model may have been loaded
+    since they were, and whoever loaded it uses it at once."""
     message = f"The model `{shown(model)}` does not exist."
-    return Rejection(RejectionReason.MODEL_NOT_FOUND, 404, message, doubtful=pool.name if old else None)
+    return Rejection(RejectionReason.MODEL_NOT_FOUND, 404, message, doubtful=pool.name)
 
 
 def shown(model: str) -> str:

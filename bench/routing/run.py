@@ -33,7 +33,7 @@ class Timing:
 
 
 # One cell alone was measured to take 20 to 28 % of two cores with W3 and W1h (50 to 60 requests a second), and 1 to 8 %
-# with the others. So two or five side by side leave half of the machine idle. Lengths: what the rarest event of interest
+# with the others: two or five side by side leave half of the machine idle. Lengths: what the rarest event of interest
 # needs (a document's first request, an agent's whole run), within an hour and a half for three seeds.
 TIMINGS = {
     "W1": Timing(60, 5),

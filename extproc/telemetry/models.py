@@ -31,6 +31,7 @@ PATH = "/v1/models"
 MAX_BYTES = 2 * 1024 * 1024  # vLLM writes about 500 bytes for each name
 _JITTER = 0.1  # of the interval, to either side
 _RETRY_S = 0.5  # after the first failure
+_LEAST_S = 0.1  # between two questions, whoever has reason to ask
 _REFUSALS = (401, 403)
 
 
@@ -132,8 +133,10 @@ class ModelsPoller(EndpointLoops):
         pause_s = self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
         if failures:
             pause_s = min(pause_s, _RETRY_S * 2.0 ** min(failures - 1, 30) * self._rng.uniform(0.5, 1))
+        least_s = min(pause_s, _LEAST_S)
+        await asyncio.sleep(least_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout(pause_s - least_s):
                 await wake.wait()
 
 

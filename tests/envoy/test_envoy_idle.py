@@ -19,6 +19,7 @@ CHAT = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Go 
 
 
 @pytest.mark.slow
+@pytest.mark.newest_only
 async def test_turns_five_seconds_apart_meet_no_closed_connection(start: Any) -> None:
     """Case b11: vLLM closes connections idle for 5 s. Each of many clients sends requests 5.0 to 5.5 s apart.
 

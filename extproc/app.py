@@ -30,7 +30,6 @@ from extproc.config.settings import PoolSettings, Settings
 from extproc.discovery.choose import source_of
 from extproc.discovery.source import EndpointSource
 from extproc.endpoint import Endpoint, format_host, split_host_port
-from extproc.placement import restarted
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
@@ -302,12 +301,9 @@ class _PoolSink:
         self._models = models
 
     def on_sample(self, endpoint: Endpoint, sample: LoadSample) -> None:
-        member = self._pool.member(endpoint.address)
-        if self._models is not None and member is not None:
-            before = member.sample
-            if before is None or member.health.last_error is not None or restarted(before, sample):
-                self._models.ask_again(endpoint.address)
-        self._router.observe(self._pool.name, endpoint.address, sample, self._clock())
+        anew = self._router.observe(self._pool.name, endpoint.address, sample, self._clock())
+        if anew and self._models is not None:
+            self._models.ask_again(endpoint.address)
 
     def on_failure(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
         self._pool.scrape_failed(

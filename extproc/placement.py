@@ -81,14 +81,13 @@ class Placement:
         self._members_changed(pool.members, ())
         pool.watch(self._members_changed)
 
-    def observed(self, member: Member, before: LoadSample | None, sample: LoadSample) -> None:
-        """A sample came: keep the index like the server's cache."""
+    def observed(self, member: Member, before: LoadSample | None, sample: LoadSample, *, anew: bool) -> None:
+        """A sample came: keep the index like the server's cache. `anew`: it was restarted since the one before."""
         if sample.block_size_tokens and sample.kv_blocks:
             tokens = sample.block_size_tokens * sample.kv_blocks * max(1, sample.engines)
             self.index.set_capacity(member.slot, tokens // UNIT_TOKENS)
         if before is None:
             return
-        anew = restarted(before, sample)
         if anew:
             self.stored.forget((member,))
         if anew or sample.sleeping:

@@ -110,9 +110,7 @@ class Router:
         if raw.route is not ANY_ROUTE or plan.profile_header is not None:
             self._count_unknown(plan, raw)
         pool = plan.pool
-        placement = self.placements[pool.name]
-        request = placement.read(raw) if profile.reads_body or pool.mixed else None
-        members = members_for(pool, request, plan.refuse_models_within_s, now)
+        placement, request, members = self._read(plan, profile, raw, now)
         if not members and request is not None and request.model is not None and pool.members:
             self.ledger.rejections[RejectionReason.MODEL_NOT_FOUND] += 1
             return no_such_model(pool, request.model)
@@ -167,10 +165,8 @@ class Router:
         """What `route` would go by for this request now, without doing anything: later picks draw the same lots."""
         plan, placed = self._plan(raw), None
         profile = self._profile(plan, raw)
-        placement = self.placements[plan.pool.name]
         pool = plan.pool
-        request = placement.read(raw) if profile.reads_body or pool.mixed else None
-        members = members_for(pool, request, plan.refuse_models_within_s, now)
+        placement, request, members = self._read(plan, profile, raw, now)
         found = eligible(members, now, raw.subset)
         if found.candidates:
             placed = placement.place(request, profile, found.candidates, len(found.candidates), now, copy(self._rng))
@@ -186,6 +182,15 @@ class Router:
 
     def _plan(self, raw: RawRequest) -> PoolPlan:
         return self.plans.get(raw.route.pool, self._default) if raw.route.pool is not None else self._default
+
+    def _read(
+        self, plan: PoolPlan, profile: Profile, raw: RawRequest, now: float
+    ) -> tuple[Placement, InferenceRequest | None, tuple[Member, ...]]:
+        """What the request asks for (None: it need not be known), and who serves that."""
+        pool = plan.pool
+        placement = self.placements[pool.name]
+        request = placement.read(raw) if profile.reads_body or pool.mixed else None
+        return placement, request, members_for(pool, request, plan.refuse_models_within_s, now)
 
     @staticmethod
     def _profile(plan: PoolPlan, raw: RawRequest) -> Profile:
@@ -241,16 +246,18 @@ class Router:
         if answered and reservation.outcome is Outcome.OK:
             self._stored(reservation, now)  # perhaps by another server than the one it was picked for
 
-    def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> None:
-        """Take in a sample of one endpoint."""
+    def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> bool:
+        """Take in a sample of one endpoint; true when the server has come up or was restarted since the last."""
         member = self.plans[pool].pool.member(address)
         if member is None:
-            return  # the scrape outlived the member
-        before = member.sample
+            return False  # the scrape outlived the member
+        before, failing = member.sample, member.health.last_error is not None
+        anew = before is not None and restarted(before, sample)
         self.ledger.presume_ended(member.observe(sample), now)
-        self.placements[pool].observed(member, before, sample)
-        if before is not None and restarted(before, sample):
+        self.placements[pool].observed(member, before, sample, anew=anew)
+        if anew:
             self.plans[pool].pool.doubt_models(address)
+        return before is None or failing or anew
 
     def _stored(self, reservation: Reservation, now: float) -> None:
         if reservation.response_id is not None:

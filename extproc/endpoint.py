@@ -94,6 +94,9 @@ class Endpoint:
     models: tuple[str, ...] = ()  # the names it serves, as the operator says; empty: he does not say
     metrics_port: int | None = None  # None: the serving port
     drained: bool = False  # the operator wants no new requests here
+    # Which server it is, beyond its address: a pod's uid. Another one at the same address is another server.
+    uid: str | None = None
+    leaving: bool = False  # its platform is taking it down: it finishes what it has, and gets no more
 
     def __post_init__(self) -> None:
         if not (0 < self.weight < float("inf")):

@@ -47,15 +47,23 @@ class Pool:
         return self._by_address.get(address) if address is not None else None
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> MembershipChange:
-        """Make the pool exactly these. Of several with one address the first counts."""
+        """Make the pool exactly these. Of several with one address the first counts.
+
+        An address whose `uid` is another one than before has another server behind it: the old one has left.
+        """
         wanted: dict[Address, Endpoint] = {}
         for endpoint in endpoints:
             wanted.setdefault(endpoint.address, endpoint)
-        removed = [member for address, member in self._by_address.items() if address not in wanted]
+        stay = {
+            address: member
+            for address, member in self._by_address.items()
+            if address in wanted and wanted[address].uid == member.endpoint.uid
+        }
+        removed = [member for address, member in self._by_address.items() if address not in stay]
         added, updated = [], []
         members: dict[Address, Member] = {}
         for address, endpoint in wanted.items():
-            member = self._by_address.get(address)
+            member = stay.get(address)
             if member is None:
                 added.append(endpoint)
                 member = Member(endpoint, stale_after_s=self._stale_after_s)

@@ -65,6 +65,19 @@ def test_a_server_that_returns_starts_at_zero_and_the_old_charges_end_on_the_old
     assert fleet.leaving == ()
 
 
+def test_another_server_at_the_same_address_inherits_nothing() -> None:
+    fleet = Pool("p", stale_after_s=STALE_AFTER_S)
+    fleet.set_endpoints([replace(endpoint(1), uid="a")])
+    router_ = router(fleet)
+    observe_all(router_, 0.0, waiting=3.0)
+    route(router_, 0.0)
+    old = fleet.members[0]
+    change = fleet.set_endpoints([replace(endpoint(1), uid="b")])
+    new = fleet.members[0]
+    assert (change.added, change.removed) == ((replace(endpoint(1), uid="b"),), (replace(endpoint(1), uid="a"),))
+    assert (new.in_flight, new.sample, fleet.leaving, old.gone) == (0, None, (old,), True)
+
+
 def test_a_scrape_that_outlived_its_server_is_ignored() -> None:
     fleet = pool(1)
     assert fleet.observe(address(9), sample(0.0)) == []

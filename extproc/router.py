@@ -157,6 +157,8 @@ class Router:
         placement.learn(placed, named[0], now)
         if placed.blocks.hashes:
             reservation.prompt = placed.blocks
+        if placed.request is not None:
+            reservation.max_tokens = placed.request.max_tokens
         if pick.stores and placed.request is not None:
             reservation.response_id = placed.request.own_response_id
         return pick

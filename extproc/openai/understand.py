@@ -19,6 +19,9 @@ from extproc.request import ApiKind, InferenceRequest, NoPrompt, RawRequest
 SESSION_FIELDS = ("conversation", "prompt_cache_key", "user")
 
 _WITH_PROMPT = frozenset({ApiKind.CHAT, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.EMBEDDINGS})
+_NOTHING_GENERATED = frozenset(
+    {ApiKind.EMBEDDINGS, ApiKind.SCORE, ApiKind.RERANK, ApiKind.POOLING, ApiKind.CLASSIFY, ApiKind.TOKENIZE}
+)
 _LONGEST_ID = 256  # characters; a longer one of a client's choice is not remembered
 _TOKEN_BOUNDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -69,7 +72,7 @@ def _read(raw: RawRequest, kind: ApiKind, key: str | None, session_fields: Itera
         response_id=_text(body.get("previous_response_id")) or response_id,
         stores=stores and body.get("store") is not False,
         own_response_id=_own_id(body) if stores else None,
-        max_tokens=_token_bound(body),
+        max_tokens=0 if kind in _NOTHING_GENERATED else _token_bound(body),
         stream=body.get("stream") is True,
         priority=priority_in(body),
         generated_from=prompt.generated_from,

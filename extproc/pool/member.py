@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.begun import BeginRate
+from extproc.pool.drain import By, Drain
 from extproc.pool.health import Health
 from extproc.pool.prefill import PrefillQueue
 from extproc.pool.sample import LoadSample
+from extproc.pool.token_interval import TokenInterval
 
 if TYPE_CHECKING:
     from extproc.pool.reservation import Reservation
@@ -49,7 +52,9 @@ class State(StrEnum):
     READY = "ready"
     RETURNING = "returning"  # after errors in a row; gets few requests until it has answered some
     UNHEALTHY = "unhealthy"
-    DRAINED = "drained"  # the operator wants no new requests there
+    DRAINING = "draining"  # gets no new requests; those that run there are waited for
+    DRAINED = "drained"  # gets no new requests, and none runs there: it is safe to stop
+    EXPIRED = "expired"  # gets no new requests; the deadline passed before those that ran there had ended
     GONE = "gone"  # left the pool; its running requests are still counted
 
 
@@ -60,22 +65,26 @@ class Member:
         "_begun",
         "_open",
         "_unseen",
+        "drain",
         "endpoint",
         "gone",
         "health",
         "in_flight",
         "kv_penalty_s",
         "kv_usage_ratio",
+        "last_resort",
         "load",
         "models",
         "models_at_s",
         "models_error",
+        "out",
         "prefill",
         "reported",
         "sample",
         "slot",
         "stale_after_s",
         "standing",
+        "token_interval",
         "told_models",
         "trials",
         "unseen",
@@ -99,6 +108,9 @@ class Member:
         self.in_flight = 0  # requests picked for this server and not ended
         self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False
+        self.drain: Drain | None = None  # None: nobody asks for one
+        self.out: str | None = None  # why it gets no new requests, by what somebody wishes; None: nobody does
+        self.last_resort = False  # it is out, and may all the same be used when nothing else is left
         self.load = 0.0  # in flight, by weight
         self.standing: Standing  # what a cost in seconds goes by
         # Sent since it was ejected, and how they went is not known: a server that fails fast has none in flight.
@@ -107,9 +119,11 @@ class Member:
         self.models_at_s = float("-inf")  # when it was asked for that; later changes may not be in it
         self.models_error: str | None = None  # of the last question; None: it was answered, or there was none
         self.models: frozenset[str] | None = None  # that, or else what the operator says; None: not known
+        self.token_interval = TokenInterval()
         self._begun = BeginRate()
         self._open: dict[Reservation, None] = {}  # in the order they were made
         self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
+        self.heed_endpoint()
         self.restand()
 
     @property
@@ -121,6 +135,11 @@ class Member:
         """Requests it began a second, lately; None: its samples do not tell."""
         return self._begun.per_s
 
+    @property
+    def open(self) -> Iterable[Reservation]:
+        """The requests in flight, in the order they were sent here."""
+        return self._open
+
     def fresh_sample(self, now: float) -> LoadSample | None:
         """The last sample while it can be believed; None: nothing is known of the load."""
         return self.sample if now <= self.usable_until_s else None
@@ -128,8 +147,8 @@ class Member:
     def state(self, now: float) -> State:
         if self.gone:
             return State.GONE
-        if self.endpoint.drained:
-            return State.DRAINED
+        if self.drain is not None:
+            return State(self.drain.phase)
         if self.health.problem(now) is not None:
             return State.UNHEALTHY
         if self.health.bound(now) is not None:
@@ -148,6 +167,41 @@ class Member:
                 break
             count += 1
         return f"returning: {count} of {bound} in flight" if count == bound else None
+
+    def ask_drain(self, by: By, now: float | None, deadline_s: float | None = None) -> Drain:
+        """Begin a drain, or ask for the one that there is; see `Drain.ask`. `now` None: with the next look at the clock."""
+        if self.drain is None:
+            self.drain = Drain(by, started_s=now, deadline_s=deadline_s)
+        else:
+            self.drain.ask(by, float("-inf") if now is None else now, deadline_s)
+        self._drain_changed()
+        return self.drain
+
+    def withdraw_drain(self, *by: By) -> Drain | None:
+        """These ask no more. Returns the drain that this ends; None: none, for others ask, or nobody did."""
+        drain = self.drain
+        if drain is None:
+            return None
+        over = drain.withdraw(*by)
+        if over:
+            self.drain = None
+        self._drain_changed()
+        return drain if over else None
+
+    def heed_endpoint(self) -> Drain | None:
+        """Bring the drain in line with what the endpoint's options say. Returns the drain that this ends."""
+        over = None
+        for wished, by in ((self.endpoint.drained, By.CONFIG), (self.endpoint.leaving, By.PLATFORM)):
+            if wished:
+                self.ask_drain(by, None)
+        for wished, by in ((self.endpoint.drained, By.CONFIG), (self.endpoint.leaving, By.PLATFORM)):
+            if not wished:
+                over = self.withdraw_drain(by) or over
+        return over
+
+    def _drain_changed(self) -> None:
+        self.out = None if self.drain is None else self.drain.words
+        self.last_resort = self.drain is not None and self.drain.last_resort
 
     def introduce(self, slot: int, rate: float | None) -> None:
         """Give it the router's number, and the prefill rate to expect of it (tokens/s; None: nobody knows better)."""
@@ -208,6 +262,7 @@ class Member:
         self.kv_penalty_s = kv_wait_s(sample.kv_usage_ratio)
         self.prefill.observe(sample)
         self._begun.observe(sample)
+        self.token_interval.observe(sample)
         self.health.scrape_worked(sample.taken_at_s, asleep=bool(sample.sleeping))
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:
@@ -216,6 +271,8 @@ class Member:
                 break
             del self._unseen[oldest]
         self.unseen = len(self._unseen)
+        if self.drain is not None:
+            self.drain.observe(sample, self.in_flight)
         self.restand()
         if sample.running is None or sample.waiting is None:
             return []

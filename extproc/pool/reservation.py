@@ -33,6 +33,7 @@ class Reservation:
         "ended_at_s",
         "judged",
         "left",
+        "max_tokens",
         "member",
         "outcome",
         "path",
@@ -62,6 +63,7 @@ class Reservation:
         self.prompt: Prompt | None = None  # for whoever serves it; None: unknown, or nobody can be told any more
         self.left: tuple[Member, ...] = ()  # those it was on before `member`
         self.judged: tuple[Member, ...] = ()  # servers whose failure at this request has counted already
+        self.max_tokens: int | None = None  # upper bound on what is generated; None: not known
         self.response_id: str | None = None  # of the response that the server keeps; None: not known, or none
         if uncached_tokens is not None:
             self.prefill = member.prefill.add(uncached_tokens, now)

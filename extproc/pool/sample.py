@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,22 @@ class Histogram:
     @property
     def count(self) -> float:
         return self.counts[-1] if self.counts else 0.0
+
+    def since(self, before: Histogram) -> Histogram:
+        """What was observed after `before`, an earlier state of this histogram."""
+        counts = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
+        return Histogram(self.bounds_s, tuple(counts), self.sum_s - before.sum_s)
+
+    def quantile_s(self, ratio: float) -> float | None:
+        """The value that `ratio` (0 to 1) of all observations do not exceed, as Prometheus has it: by a straight line
+        within its bucket, and past the last finite bound that bound. None: nothing was observed."""
+        wanted = ratio * self.count
+        lower_s = below = 0.0
+        for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
+            if count >= wanted and count > below:
+                return lower_s if bound_s == inf else lower_s + (bound_s - lower_s) * (wanted - below) / (count - below)
+            lower_s, below = bound_s, count
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,9 @@ class TestFields:
     def test_the_token_bound(self, body: dict[str, object], bound: int | None) -> None:
         assert ask(body).max_tokens == bound
 
+    def test_an_embedding_generates_nothing(self) -> None:
+        assert ask({"input": "x", "max_tokens": 5}, path="/v1/embeddings").max_tokens == 0
+
     @pytest.mark.parametrize("model", [None, 5, "", [], {}])
     def test_a_model_that_is_no_name_is_none(self, model: object) -> None:
         """case c19: model missing"""

@@ -152,7 +152,7 @@ def _across(settings: Settings, tree: Node, kind: Kind) -> list[Finding]:
     pool_nodes = tree.fields["pools"].fields if "pools" in tree.fields else {}
     for name, pool in settings.pools.items():
         node = pool_nodes[name]
-        if not pool.endpoints:
+        if not pool.endpoints and pool.discovery is None:
             place, field = (node.fields["endpoints"], "") if "endpoints" in node.fields else (node, "endpoints")
             findings.append(Finding(codes.POOL_EMPTY, place, f'pool "{name}" has no endpoints', field))
         seen: dict[str, int] = {}

@@ -12,16 +12,36 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from extproc.endpoint import split_host_port
+from extproc.endpoint import Address, split_host_port
 from extproc.openai.understand import SESSION_FIELDS
+from extproc.pool.deadline import Bounds
 from extproc.prefix.approximate import BYTES_PER_BLOCK, DEFAULT_MAX_BLOCKS
 from extproc.scheduling.profiles import PROFILES
+
+_DNS_PORT = 53
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _model_names(value: object) -> object:
+    """A name, several with commas between, or a list, as a list."""
+    return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
+
+
+def _dns_server(text: str) -> Address:
+    """Raises ValueError for what is neither an IP address nor ip:port."""
+    try:
+        return Address.of(text.strip(), _DNS_PORT)
+    except ValueError:
+        pass
+    try:
+        return Address.parse(text)
+    except ValueError:
+        raise ValueError(f'"{text}" is not the address of a DNS server; write an IP address, or ip:port') from None
 
 
 class TlsSettings(_Section):
@@ -103,6 +123,24 @@ class ModelsSettings(_Section):
         description="Answer 404 to a request for a model of which every server says that it does not serve it; false:"
         " pass it on. For servers that load adapters on request, or that accept any name.",
     )
+
+
+class DrainSettings(_Section):
+    """How long a server's last requests may take: (queue_s + prefill_s + max_tokens x token_interval_s) x margin."""
+
+    max_tokens: int = Field(4096, ge=1, description="The longest answer that is waited for, in tokens.")
+    token_interval_s: Seconds = Field(
+        0.03,
+        description="Time between two tokens of an answer at a full batch, 99th percentile. What a server's own metrics"
+        " tell counts more, once they do.",
+    )
+    queue_s: float = Field(5.0, ge=0, allow_inf_nan=False, description="Longest wait in a server's queue.")
+    prefill_s: float = Field(10.0, ge=0, allow_inf_nan=False, description="Longest time to compute a prompt.")
+    margin: float = Field(1.2, ge=1, le=10, description="All this is multiplied by it; 1.2 to 1.5.")
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_tokens, self.token_interval_s, self.queue_s, self.prefill_s, self.margin)
 
 
 class ShedSettings(_Section):
@@ -193,7 +231,7 @@ class EndpointSettings(_Section):
     @field_validator("model", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
-        return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
+        return _model_names(value)
 
     @field_validator("address")
     @classmethod
@@ -204,9 +242,66 @@ class EndpointSettings(_Section):
         return value
 
 
+class FileDiscoverySettings(_Section):
+    """A file that lists the servers, read again when its content changes. docs/discovery.md shows what it may hold."""
+
+    path: str = Field(min_length=1, description="YAML or JSON file that lists the pool's servers.")
+    poll_s: Seconds = Field(1.0, description="Time between two looks at the file.")
+
+
+class SrvDiscoverySettings(_Section):
+    """DNS SRV records: they give the servers' ports too. They are asked for again when their TTL has passed, at the
+    latest after the pool's `dns_refresh_s`."""
+
+    name: str = Field(min_length=1, description="Name of the SRV records, as _http._tcp.vllm.example.")
+    servers: tuple[str, ...] = Field(
+        (), description="IP addresses (or ip:port) of the DNS servers to ask; empty: those of /etc/resolv.conf."
+    )
+    model: tuple[str, ...] = Field((), description="As endpoints[].model, for every server found.")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="As endpoints[].metrics_port, for every server found."
+    )
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        return _model_names(value)
+
+    @field_validator("servers")
+    @classmethod
+    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            _dns_server(text)
+        return value
+
+    @property
+    def server_addresses(self) -> tuple[Address, ...]:
+        """The DNS servers, with the port of DNS where none is given."""
+        return tuple(_dns_server(text) for text in self.servers)
+
+
+class DiscoverySettings(_Section):
+    """Where the servers of a pool come from, when they are not listed in the configuration: one of these."""
+
+    file: FileDiscoverySettings | None = Field(None, description="From a file that is watched.")
+    srv: SrvDiscoverySettings | None = Field(None, description="From DNS SRV records.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> DiscoverySettings:
+        known = list(type(self).model_fields)
+        given = [name for name in known if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "sets nothing" if not given else f"sets {' and '.join(given)} together"
+            raise ValueError(f"{found}; set one of: {', '.join(known)}")
+        return self
+
+
 class PoolSettings(_Section):
     endpoints: tuple[EndpointSettings, ...] = Field(
         (), description="The pool's servers. In envoy.yaml they come from the cluster of the pool's name."
+    )
+    discovery: DiscoverySettings | None = Field(
+        None, description="Where the servers come from instead, when they come and go; exactly one source in it."
     )
     scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     models: ModelsSettings | None = Field(None, description="Overrides the top-level section for this pool.")
@@ -219,6 +314,12 @@ class PoolSettings(_Section):
     )
     dns_refresh_s: Seconds = Field(5.0, description="Time between two resolutions of the pool's DNS names.")
 
+    @model_validator(mode="after")
+    def _listed_or_discovered(self) -> PoolSettings:
+        if self.endpoints and self.discovery is not None:
+            raise ValueError("has endpoints and discovery; list the servers, or have them discovered: remove one")
+        return self
+
 
 class Settings(_Section):
     grpc: GrpcSettings = Field(default_factory=lambda: GrpcSettings())
@@ -227,6 +328,7 @@ class Settings(_Section):
     scrape: ScrapeSettings = Field(default_factory=lambda: ScrapeSettings())
     models: ModelsSettings = Field(default_factory=lambda: ModelsSettings())
     scheduling: SchedulingSettings = Field(default_factory=lambda: SchedulingSettings())
+    drain: DrainSettings = Field(default_factory=lambda: DrainSettings())
     max_body_bytes: int = Field(
         16 * 1024 * 1024, ge=1024, description="Largest request body; the same number as in Envoy's buffer filter."
     )

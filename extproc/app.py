@@ -45,6 +45,7 @@ from extproc.unknown import NamedBy
 
 log = logging.getLogger(__name__)
 
+_DRAINS_TICK_S = 0.1  # how soon it is noticed that a drain has come to its end
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
 # How long a request waits for the servers to say whether they serve its model after all, before it is refused. Most
 # answer within milliseconds, a busy one takes tenths of a second; Envoy's message_timeout is 1 s as shipped.
@@ -197,7 +198,7 @@ class App:
 
     def _background(self) -> dict[str, Any]:
         """The coroutines that run beside the request path, by task name."""
-        coroutines: dict[str, Any] = {"readiness": self._log_readiness()}
+        coroutines: dict[str, Any] = {"readiness": self._log_readiness(), "drains": self._watch_drains()}
         for name, source in self._sources.items():
             pollers: list[EndpointLoops] = [self._pollers[name]]
             coroutines[f"poll {name}"] = self._pollers[name].run()
@@ -229,6 +230,15 @@ class App:
                 log.info("ready")
                 return
             await asyncio.sleep(0.1)
+
+    async def _watch_drains(self) -> None:
+        """Let drains come to their ends, and log what happens to them."""
+        while True:
+            for pool in self.router.pools:
+                pool.drains.tick(self._clock())
+                while pool.drains.events:
+                    log.info("pool %s: %s", pool.name, pool.drains.events.popleft())
+            await asyncio.sleep(_DRAINS_TICK_S)
 
     async def _start_admin(self) -> web.AppRunner:
         runner = web.AppRunner(

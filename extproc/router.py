@@ -19,6 +19,7 @@ from extproc.openai.answer import response_id_of
 from extproc.openai.priority import priority_of
 from extproc.openai.understand import SESSION_FIELDS
 from extproc.placement import Placed, Placement, restarted
+from extproc.pool.drain import By
 from extproc.pool.ledger import RECENT, Ledger
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
@@ -259,6 +260,7 @@ class Router:
         self.placements[pool].observed(member, before, sample, anew=anew)
         if anew:
             self.plans[pool].pool.doubt_models(address)
+            self.plans[pool].pool.drains.cancel(member, now, By.SELF)  # who asked for it has stopped, as it wished
         return before is None or failing or anew
 
     def _stored(self, reservation: Reservation, now: float) -> None:

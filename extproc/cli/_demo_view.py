@@ -23,7 +23,9 @@ _COLOURS = {
     State.READY: "green",
     State.RETURNING: "yellow",
     State.UNHEALTHY: "red",
+    State.DRAINING: "yellow",
     State.DRAINED: "yellow",
+    State.EXPIRED: "red",
     State.STARTING: "yellow",
 }
 

@@ -179,6 +179,11 @@ class Health:
         self._fulls = min(self._fulls + 1, _MOST)
         self.sound = False
 
+    @property
+    def refused(self) -> bool:
+        """Whether nobody listens there."""
+        return self._refused >= REFUSED_IN_A_ROW
+
     def full(self, now: float) -> bool:
         """Whether it should come after those that are not."""
         return now < self.full_until_s
@@ -203,7 +208,7 @@ class Health:
         return not self.reached or self._unreachable(now) is not None or self._out(now) is not None
 
     def _unreachable(self, now: float) -> str | None:
-        if self._refused >= REFUSED_IN_A_ROW:
+        if self.refused:
             return "connection refused"
         if self._first_failure_s is not None and now - self._first_failure_s > SILENT_AFTER_S:
             return "no answer"

@@ -169,7 +169,7 @@ class Member:
         return f"returning: {count} of {bound} in flight" if count == bound else None
 
     def ask_drain(self, by: By, now: float | None, deadline_s: float | None = None) -> Drain:
-        """Begin a drain, or ask for the one that there is; see `Drain.ask`. `now` None: with the next look at the clock."""
+        """Begin a drain, or ask for the one that there is; see `Drain`. `now` None: with the next look at the clock."""
         if self.drain is None:
             self.drain = Drain(by, started_s=now, deadline_s=deadline_s)
         else:

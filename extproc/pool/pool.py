@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from extproc.endpoint import Address, Endpoint
+from extproc.pool.drains import Drains
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
@@ -34,6 +35,7 @@ class Pool:
         """`models_stale_after_s`: a server that cannot be asked for its models any more is believed for so long."""
         self.name = name
         self.members: tuple[Member, ...] = ()  # replaced as a whole when membership changes
+        self.drains = Drains()
         self.mixed = False  # not all members are known to serve the same: a pick must look at the request's model
         self._all_unknown = True  # of no member it is known what it serves
         self._models_stale_after_s = models_stale_after_s
@@ -60,7 +62,7 @@ class Pool:
             if address in wanted and wanted[address].uid == member.endpoint.uid
         }
         removed = [member for address, member in self._by_address.items() if address not in stay]
-        added, updated = [], []
+        added, updated, returned = [], [], []
         members: dict[Address, Member] = {}
         for address, endpoint in wanted.items():
             member = stay.get(address)
@@ -70,6 +72,8 @@ class Pool:
             elif member.endpoint != endpoint:
                 updated.append(endpoint)
                 member.endpoint = endpoint
+                if member.heed_endpoint() is not None:
+                    returned.append(member)
                 member.restand()
             members[address] = member
             member.judge_models()
@@ -79,6 +83,7 @@ class Pool:
         self._by_address = members
         self.members = tuple(members.values())
         self._models_changed()
+        self.drains.membership(self.members, removed, returned)
         for watcher in self._watchers:
             watcher([members[endpoint.address] for endpoint in added], removed)
         return MembershipChange(tuple(added), tuple(m.endpoint for m in removed), tuple(updated))

@@ -24,8 +24,6 @@ class Endpoint(Protocol):
     @property
     def address(self) -> Address: ...
     @property
-    def drained(self) -> bool: ...
-    @property
     def weight(self) -> float: ...
 
 
@@ -46,13 +44,18 @@ class Candidate(Protocol):
     """A server that might be picked.
 
     `waiting` and `kv_usage_ratio` (None when the page did not tell) are of its last sample, which is believed until
-    `usable_until_s` (monotonic clock). `slot` is the router's number for it.
+    `usable_until_s` (monotonic clock). `slot` is the router's number for it. `out`: why somebody wants it to get no new
+    requests; None: nobody does. `last_resort`: it may get some all the same when nothing else is left.
     """
 
     @property
     def endpoint(self) -> Endpoint: ...
     @property
     def health(self) -> Health: ...
+    @property
+    def out(self) -> str | None: ...
+    @property
+    def last_resort(self) -> bool: ...
     @property
     def in_flight(self) -> int: ...
     @property

@@ -1,11 +1,12 @@
 """Which servers must not be considered, and why?
 
 Wishes are never overruled: what the operator drained, and what lies outside the gateway's subset, is out whatever
-else happens. Observations can be, step by step. Servers that said 429 or 503 just now are used when no other can be:
-where all are full, who sends where changes nothing. When every server looks bad, those are used whose metrics pages
-alone speak against them, or that return from errors and have their share already (`panic`: our view of the fleet may
-be what is broken, and an error is certain otherwise), and only when there is none of these, also those that answered
-with errors or sleep.
+else happens. What only its platform takes down serves on while no other can: an answer that may be cut short is better
+than an error. Observations can be overruled, step by step. Servers that said 429 or 503 just now are used when no other
+can be: where all are full, who sends where changes nothing. When every server looks bad, those are used whose metrics
+pages alone speak against them, or that return from errors and have their share already (`panic`: our view of the fleet
+may be what is broken, and an error is certain otherwise), and only when there is none of these, also those that
+answered with errors or sleep.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None, 
     """Why a server is dropped where another can be used, in words for a person; None: it is not."""
     if model is not None and candidate.models is not None and model not in candidate.models:
         return DOES_NOT_SERVE
-    if candidate.endpoint.drained:
-        return "drained by the operator"
+    if candidate.out is not None:
+        return candidate.out
     if subset is not None and candidate.endpoint.address not in subset:
         return "outside the gateway's subset"
     problem = candidate.problem(now)
@@ -82,15 +83,16 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     if hint is not None:
         subset = subset_of(hint)
         candidates = [c for c in candidates if c.endpoint.address in subset]
-    good = [c for c in candidates if c.health.sound and not c.endpoint.drained]
+    good = [c for c in candidates if c.health.sound and c.out is None]
     if len(good) == len(candidates):
+        return Eligible(good)
+    wanted = [c for c in candidates if c.out is None]
+    if good and len(good) == len(wanted):
         return Eligible(good)
     good = []
     full: list[C] = []  # as they said
     rest: list[C] = []
-    for candidate in candidates:
-        if candidate.endpoint.drained:
-            continue
+    for candidate in wanted:
         health = candidate.health
         if health.sound:
             good.append(candidate)
@@ -98,8 +100,12 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
             rest.append(candidate)
         else:
             (full if health.full(now) else good).append(candidate)
-    if good or full or not rest:
+    if good or full:
         return Eligible(good or full)
+    leaving = [c for c in candidates if c.last_resort]
+    serving = [c for c in leaving if c.health.reached and c.problem(now) is None]
+    if serving or not rest:
+        return Eligible(serving or leaving)
     starting = [c for c in rest if c.problem(now) is None]
     if starting:
         return Eligible(starting)

@@ -126,7 +126,7 @@ def test_the_status_names_each_endpoint_with_its_state_and_why() -> None:
     states = {name: each["state"] for name, each in endpoints.items()}
     assert states == {
         "10.0.0.1:8000": "ready",
-        "10.0.0.2:8000": "drained",
+        "10.0.0.2:8000": "draining",
         "10.0.0.3:8000": "unhealthy",
         "10.0.0.4:8000": "starting",
     }

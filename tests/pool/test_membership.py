@@ -32,7 +32,7 @@ def test_other_options_keep_what_is_known_of_a_server() -> None:
     route(router_, 0.0)
     fleet.set_endpoints([endpoint(1, drained=True)])
     kept = member(router_, 1)
-    assert (kept.in_flight, kept.state(0.0)) == (1, State.DRAINED)
+    assert (kept.in_flight, kept.state(0.0)) == (1, State.DRAINING)
     assert kept.sample is not None
 
 

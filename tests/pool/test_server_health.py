@@ -409,5 +409,5 @@ def test_a_sample_is_believed_for_stale_after_and_no_longer() -> None:
 def test_drained_is_a_wish_and_unhealthy_an_observation_and_both_are_told() -> None:
     member = Member(endpoint(1, drained=True), stale_after_s=STALE_AFTER_S)
     eject(member.health, 0.0)
-    assert member.state(0.0) is State.DRAINED
+    assert member.state(0.0) is State.DRAINING
     assert member.health.problem(0.0) == "errors in a row"

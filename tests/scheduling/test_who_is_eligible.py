@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from extproc.decision import Pick
 from extproc.endpoint import Address, Endpoint
+from extproc.pool.drain import By
 from extproc.pool.health import EJECT_S, FAULTS_IN_A_ROW, FULL_S
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
@@ -176,3 +179,39 @@ def test_the_reason_for_dropping_a_server_agrees_with_the_filter() -> None:
     one = fleet.member(address(1))
     assert one is not None
     assert drop_reason(one, 0.0, Subset(frozenset())) == "outside the gateway's subset"
+
+
+def leaving(*numbers: int) -> list[Endpoint]:
+    return [replace(endpoint(number), leaving=True) for number in numbers]
+
+
+def test_a_server_that_its_platform_takes_down_serves_only_while_no_other_can() -> None:
+    """case f02"""
+    fleet = reached(pool(2), 1, 2)
+    fleet.set_endpoints([*leaving(1), endpoint(2)])
+    assert numbers(eligible(fleet.members, 0.0)) == [2]
+    assert drop_reason(fleet.members[0], 0.0) == "leaving: it is being taken down"
+    fleet.set_endpoints(leaving(1, 2))
+    assert numbers(eligible(fleet.members, 0.0)) == [1, 2]
+    fleet.set_endpoints([*leaving(1), endpoint(2, drained=True)])
+    assert numbers(eligible(fleet.members, 0.0)) == [1]
+
+
+def test_a_leaving_server_that_serves_is_better_than_a_broken_or_an_unknown_one() -> None:
+    """case f02"""
+    fleet = reached(pool(3), 1, 2)
+    fleet.set_endpoints([*leaving(1), endpoint(2), endpoint(3)])
+    break_(fleet.member(address(2)))
+    found = eligible(fleet.members, 0.0)
+    assert (numbers(found), found.panic) == ([1], False)
+    break_(fleet.member(address(1)))
+    assert numbers(eligible(fleet.members, 0.0)) == [3]
+
+
+def test_a_drain_by_the_operator_holds_for_a_leaving_server_too() -> None:
+    fleet = reached(pool(1), 1)
+    fleet.set_endpoints(leaving(1))
+    fleet.drains.ask(fleet.members[0], By.OPERATOR, 0.0)
+    assert numbers(eligible(fleet.members, 0.0)) == []
+    fleet.drains.cancel(fleet.members[0], 0.0, By.OPERATOR)
+    assert numbers(eligible(fleet.members, 0.0)) == [1]

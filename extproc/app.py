@@ -94,10 +94,10 @@ class App:
                 )
                 for name, pool in settings.pools.items()
             }
+            self._sources = {name: source_of(pool) for name, pool in settings.pools.items()}
         except ValueError as error:
             raise listener.ListenError(str(error)) from error
         self.router.unknown.on_new = _warn_of_unknown
-        self._sources = {name: source_of(pool) for name, pool in settings.pools.items()}
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
         self._processor = processor.Processor(
             self.router,

@@ -43,19 +43,26 @@ def load(source: Path | str | bytes, name: str | None = None) -> Loaded:
         try:
             raw = source.read_bytes()
         except OSError as error:
-            return _failed(shown, Finding(codes.FILE_UNREADABLE, None, _reason(error)))
+            return _failed(shown, Finding(codes.FILE_UNREADABLE, None, reason_of(error)))
         except ValueError:  # a NUL in the name
             return _failed(shown, Finding(codes.FILE_UNREADABLE, None, "is not a file name"))
     else:
         raw = source
     if isinstance(raw, bytes):
-        try:
-            raw = raw.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            place = Node("", line, None)
-            return _failed(shown, Finding(codes.FILE_NOT_TEXT, place, "is not UTF-8 text"))
+        text = decode(raw)
+        if isinstance(text, Finding):
+            return _failed(shown, text)
+        raw = text
     return _load_text(raw, shown)
+
+
+def decode(raw: bytes) -> str | Finding:
+    """The text of a file, without a byte order mark."""
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return Finding(codes.FILE_NOT_TEXT, Node("", line, None), "is not UTF-8 text")
 
 
 def read_settings(path: Path) -> Settings:
@@ -66,7 +73,8 @@ def read_settings(path: Path) -> Settings:
     return loaded.settings
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """Why a file could not be read, for a sentence that begins with its name."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.config.settings import EndpointSettings, PoolSettings
-from extproc.discovery.choose import source_of
-from extproc.discovery.dns import DnsSource
+from extproc.discovery.listed import ListedSource
 from extproc.discovery.source import EndpointSet, EndpointSource
-from extproc.discovery.static import StaticSource
 from extproc.endpoint import Address
 
 
@@ -88,8 +86,7 @@ async def collect(source: EndpointSource, rounds: Rounds) -> list[list[str]]:
 
 
 SOURCES: dict[str, Callable[[PoolSettings], EndpointSource]] = {
-    "static": StaticSource,
-    "dns": lambda settings: DnsSource(settings, Zone()),
+    "listed": lambda settings: ListedSource(settings, Zone()),
 }
 
 
@@ -142,19 +139,9 @@ class TestEverySource:
         await sets.aclose()
 
 
-def test_the_static_source_refuses_a_name() -> None:
-    with pytest.raises(ValueError, match=r'"vllm\.test:8000" is not an IP address'):
-        StaticSource(pool("10.0.0.1:8000", "vllm.test:8000"))
-
-
-def test_a_pool_with_a_name_in_it_is_watched_by_dns() -> None:
-    assert isinstance(source_of(pool("10.0.0.1:8000")), StaticSource)
-    assert isinstance(source_of(pool("10.0.0.1:8000", "vllm.test:8000")), DnsSource)
-
-
 async def test_names_become_all_their_addresses_of_both_families_with_the_name_kept() -> None:
     zone = Zone(vllm_test=["fd00::2", "10.0.0.2", "10.0.0.1"])
-    source = DnsSource(pool("10.0.0.9:8000", "vllm.test:8001"), zone)
+    source = ListedSource(pool("10.0.0.9:8000", "vllm.test:8001"), zone)
     async with aclosing(source.watch()) as sets:
         found = await anext(sets)
     assert addresses(found) == ["10.0.0.9:8000", "10.0.0.1:8001", "10.0.0.2:8001", "[fd00::2]:8001"]
@@ -175,7 +162,7 @@ async def test_only_the_family_that_envoy_would_use_counts(family: str, expected
     """case b10: a pick of an address that Envoy has not resolved is silently not followed."""
     zone = Zone(vllm_test=["fd00::2", "10.0.0.1"])
     settings = pool("vllm.test:8001").model_copy(update={"dns_family": family})
-    async with aclosing(DnsSource(settings, zone).watch()) as sets:
+    async with aclosing(ListedSource(settings, zone).watch()) as sets:
         assert [endpoint.address.ip for endpoint in await anext(sets)] == expected
 
 
@@ -186,7 +173,7 @@ async def test_a_rotated_or_repeated_answer_is_no_change_and_a_new_one_is() -> N
         return lambda: zone.records.update({"vllm.test": list(ips)})
 
     rounds = Rounds(answer("10.0.0.2", "10.0.0.1", "10.0.0.1"), answer("10.0.0.2"), answer("10.0.0.2", "10.0.0.3"))
-    seen = await collect(DnsSource(pool("vllm.test:8000"), zone, sleep=rounds), rounds)
+    seen = await collect(ListedSource(pool("vllm.test:8000"), zone, sleep=rounds), rounds)
     assert seen == [
         ["10.0.0.1:8000", "10.0.0.2:8000"],
         ["10.0.0.2:8000"],
@@ -201,7 +188,7 @@ async def test_a_rotated_or_repeated_answer_is_no_change_and_a_new_one_is() -> N
 async def test_a_failing_resolution_keeps_the_last_addresses_and_is_logged_once(
     failure: list[str] | Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "extproc.discovery.dns")
+    caplog.set_level(logging.INFO, "extproc.discovery.listed")
     zone = Zone(a_test=["10.0.0.1"], b_test=["10.0.1.1"])
     source_failing: list[list[str]] = []
 
@@ -218,7 +205,7 @@ async def test_a_failing_resolution_keeps_the_last_addresses_and_is_logged_once(
         step({"a.test": ["10.0.0.1"]}),
         step({}),
     )
-    source = DnsSource(pool("a.test:8000", "b.test:8000"), zone, sleep=rounds)
+    source = ListedSource(pool("a.test:8000", "b.test:8000"), zone, sleep=rounds)
     seen = await collect(source, rounds)
     assert seen == [["10.0.0.1:8000", "10.0.1.1:8000"], ["10.0.0.1:8000", "10.0.1.2:8000"]]
     assert source_failing == [[], ["a.test"], ["a.test"], []]
@@ -231,7 +218,7 @@ async def test_a_failing_resolution_keeps_the_last_addresses_and_is_logged_once(
 async def test_a_name_that_never_resolved_gives_an_empty_set_and_appears_when_it_does() -> None:
     zone = Zone()
     rounds = Rounds(lambda: zone.records.update({"late.test": ["10.0.0.1"]}))
-    seen = await collect(DnsSource(pool("late.test:8000"), zone, sleep=rounds), rounds)
+    seen = await collect(ListedSource(pool("late.test:8000"), zone, sleep=rounds), rounds)
     assert seen == [[], ["10.0.0.1:8000"]]
 
 
@@ -239,7 +226,7 @@ async def test_a_name_that_hangs_is_asked_once_and_holds_no_other_up() -> None:
     zone = Zone(good_test=["10.0.0.1"])
     zone.hang.add("hung.test")
     rounds = Rounds(lambda: zone.records.update({"good.test": ["10.0.0.2"]}), lambda: None)
-    source = DnsSource(pool("hung.test:8000", "good.test:8000", refresh_s=0.05), zone, sleep=rounds)
+    source = ListedSource(pool("hung.test:8000", "good.test:8000", refresh_s=0.05), zone, sleep=rounds)
     seen = await collect(source, rounds)
     assert seen == [["10.0.0.1:8000"], ["10.0.0.2:8000"]]
     assert zone.asked.count("hung.test") == 1
@@ -248,13 +235,13 @@ async def test_a_name_that_hangs_is_asked_once_and_holds_no_other_up() -> None:
 
 async def test_link_local_addresses_are_left_out_for_envoy_cannot_route_to_them() -> None:
     zone = Zone(vllm_test=["fe80::1%eth0", "10.0.0.1"])
-    async with aclosing(DnsSource(pool("vllm.test:8000"), zone).watch()) as sets:
+    async with aclosing(ListedSource(pool("vllm.test:8000"), zone).watch()) as sets:
         assert addresses(await anext(sets)) == ["10.0.0.1:8000"]
 
 
 async def test_two_names_of_one_address_are_one_endpoint() -> None:
     zone = Zone(a_test=["10.0.0.1"], b_test=["10.0.0.1", "10.0.0.2"])
-    async with aclosing(DnsSource(pool("a.test:8000", "b.test:8000", "a.test:8001"), zone).watch()) as sets:
+    async with aclosing(ListedSource(pool("a.test:8000", "b.test:8000", "a.test:8001"), zone).watch()) as sets:
         found = await anext(sets)
     assert [(str(endpoint.address), endpoint.hostname) for endpoint in found] == [
         ("10.0.0.1:8000", "a.test"),
@@ -267,7 +254,7 @@ async def test_two_names_of_one_address_are_one_endpoint() -> None:
 async def test_rounds_are_dns_refresh_s_apart_with_jitter() -> None:
     zone = Zone(vllm_test=["10.0.0.1"])
     rounds = Rounds(*[lambda: None] * 20)
-    source = DnsSource(pool("vllm.test:8000", refresh_s=10.0), zone, rng=random.Random(1), sleep=rounds)
+    source = ListedSource(pool("vllm.test:8000", refresh_s=10.0), zone, rng=random.Random(1), sleep=rounds)
     await collect(source, rounds)
     assert all(9.0 <= nap <= 11.0 for nap in rounds.naps)
     assert len(set(rounds.naps)) == len(rounds.naps)
@@ -275,13 +262,13 @@ async def test_rounds_are_dns_refresh_s_apart_with_jitter() -> None:
 
 async def test_a_fault_of_our_own_is_raised() -> None:
     zone = Zone(vllm_test=KeyError("a bug"))
-    async with aclosing(DnsSource(pool("vllm.test:8000"), zone).watch()) as sets:
+    async with aclosing(ListedSource(pool("vllm.test:8000"), zone).watch()) as sets:
         with pytest.raises(KeyError):
             await anext(sets)
 
 
 async def test_the_systems_resolver_is_asked_by_default() -> None:
-    async with asyncio.timeout(5), aclosing(DnsSource(pool("localhost:8000")).watch()) as sets:
+    async with asyncio.timeout(5), aclosing(ListedSource(pool("localhost:8000")).watch()) as sets:
         found = await anext(sets)
     assert set(addresses(found)) <= {"127.0.0.1:8000", "[::1]:8000"}
     assert {endpoint.hostname for endpoint in found} == {"localhost"}
@@ -292,7 +279,7 @@ def test_consecutive_sets_differ_and_have_every_address_once(answers: list[list[
     async def run() -> list[list[str]]:
         zone = Zone(vllm_test=["10.0.0.1"])
         rounds = Rounds(*[lambda ips=ips: zone.records.update({"vllm.test": ips}) for ips in answers])
-        return await collect(DnsSource(pool("10.0.0.0:8000", "vllm.test:8000"), zone, sleep=rounds), rounds)
+        return await collect(ListedSource(pool("10.0.0.0:8000", "vllm.test:8000"), zone, sleep=rounds), rounds)
 
     seen = asyncio.run(run())
     assert all(before != after for before, after in pairwise(seen))

@@ -1,9 +1,10 @@
-"""Who are the members, when the configuration names them by DNS?
+"""Who are the members, when they are listed, by IP address or by DNS name?
 
-Every name is resolved again each `dns_refresh_s` (+-10 %). A resolution that fails or does not end keeps the addresses
-that the name had: a DNS server that is down must not empty a healthy fleet. What has really gone is noticed by the
-scrapes. One name that hangs holds up a round by `_ROUND_S` at most, and is not asked again before its last question has
-ended: it takes one resolver thread, not one more each round.
+The list may be replaced at any time; without names nothing else changes. Every name is resolved again each
+`dns_refresh_s` (+-10 %). A resolution that fails or does not end keeps the addresses that the name had: a DNS server
+that is down must not empty a healthy fleet. What has really gone is noticed by the scrapes. One name that hangs holds
+up a round by `_ROUND_S` at most, and is not asked again before its last question has ended: it takes one resolver
+thread, not one more each round.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def of_family(addresses: Collection[str], family: str) -> Collection[str]:
     return addresses
 
 
-class DnsSource:
+class ListedSource:
     """IP addresses among the entries are taken as they are."""
 
     def __init__(
@@ -57,40 +58,75 @@ class DnsSource:
         resolver: Resolver = system_resolver,
         rng: random.Random | None = None,
         *,
+        listed: bool = True,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """`listed`: the pool's endpoints are the list; False: nothing is known before `replace` says it."""
         self._pool = pool
         self._resolver = resolver
         self._rng = rng or random.Random()
         self._sleep = sleep
-        hosts = (split_host_port(entry.address)[0] for entry in pool.endpoints if literal_address(entry) is None)
-        self._names = tuple(dict.fromkeys(hosts))
         self._known: dict[str, tuple[str, ...]] = {}  # last good answer, sorted: DNS servers rotate theirs
         self._failing: dict[str, str] = {}
+        self._entries: tuple[EndpointSettings, ...] | None = None
+        self._names: tuple[str, ...] = ()
+        self._replaced = asyncio.Event()
+        if listed:
+            self.replace(pool.endpoints)
 
     @property
     def failing(self) -> dict[str, str]:
         """Names whose last resolution failed or has not ended, and why."""
         return dict(self._failing)
 
+    def replace(self, entries: tuple[EndpointSettings, ...]) -> None:
+        """Have this list from now on. Names that stay keep their addresses."""
+        self._entries = entries
+        hosts = (split_host_port(entry.address)[0] for entry in entries if literal_address(entry) is None)
+        self._names = tuple(dict.fromkeys(hosts))
+        for gone in (self._known.keys() | self._failing.keys()) - set(self._names):
+            self._known.pop(gone, None)
+            self._failing.pop(gone, None)
+        self._replaced.set()
+
     async def watch(self) -> AsyncGenerator[EndpointSet, None]:
         pending: dict[str, asyncio.Task[list[str]]] = {}
         last: EndpointSet | None = None
         refresh_s = self._pool.dns_refresh_s
+        await self._replaced.wait()
         try:
             while True:
+                self._replaced.clear()
                 await self._round(pending, min(refresh_s, _ROUND_S))
-                now = endpoint_set(self._pool.endpoints, self._addresses)
+                now = endpoint_set(self._entries or (), self._addresses)
                 if now != last:
                     last = now
                     yield now
-                await self._sleep(refresh_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+                await self._pause(refresh_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
         finally:
             for task in pending.values():
                 task.cancel()
             await asyncio.gather(*pending.values(), return_exceptions=True)
 
+    async def _pause(self, refresh_s: float) -> None:
+        """Wait until something may have changed."""
+        if not self._names:
+            await self._replaced.wait()
+            return
+        replaced = asyncio.ensure_future(self._replaced.wait())
+        rested = asyncio.ensure_future(self._sleep(refresh_s))
+        try:
+            await asyncio.wait((replaced, rested), return_when=asyncio.FIRST_COMPLETED)
+            if rested.done():
+                rested.result()
+        finally:
+            replaced.cancel()
+            rested.cancel()
+            await asyncio.gather(replaced, rested, return_exceptions=True)
+
     async def _round(self, pending: dict[str, asyncio.Task[list[str]]], timeout_s: float) -> None:
+        for name in pending.keys() - set(self._names):
+            pending.pop(name).cancel()
         for name in self._names:
             if name not in pending:
                 pending[name] = asyncio.create_task(self._resolve(name), name=f"resolve {name}")

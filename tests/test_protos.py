@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from extproc.pb import accesslog_pb2, core_pb2, ext_proc_pb2, health_pb2
+from extproc.pb import accesslog_pb2, core_pb2, discovery_pb2, endpoint_pb2, ext_proc_pb2, health_pb2
 from tests.support import typed_envoy
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = [accesslog_pb2, core_pb2, ext_proc_pb2]
+FILES = [accesslog_pb2, core_pb2, discovery_pb2, endpoint_pb2, ext_proc_pb2]
 
 # Where each of our packages lives in Envoy's own files; some messages and enums of other packages stand with ours.
 PACKAGES = {
     "envoy.config.core.v3.": [typed_envoy.core],
+    "envoy.config.endpoint.v3.": [typed_envoy.endpoint],
+    "envoy.service.discovery.v3.": [typed_envoy.discovery, typed_envoy.rpc],
     "envoy.service.ext_proc.v3.": [typed_envoy.ext_proc, typed_envoy.types, typed_envoy.ext_proc_filter],
     "envoy.service.accesslog.v3.": [typed_envoy.log_service, typed_envoy.log_data],
 }

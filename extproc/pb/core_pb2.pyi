@@ -8,6 +8,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class HealthStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[HealthStatus]
+    HEALTHY: _ClassVar[HealthStatus]
+    UNHEALTHY: _ClassVar[HealthStatus]
+    DRAINING: _ClassVar[HealthStatus]
+    TIMEOUT: _ClassVar[HealthStatus]
+    DEGRADED: _ClassVar[HealthStatus]
+UNKNOWN: HealthStatus
+HEALTHY: HealthStatus
+UNHEALTHY: HealthStatus
+DRAINING: HealthStatus
+TIMEOUT: HealthStatus
+DEGRADED: HealthStatus
+
 class HeaderValue(_message.Message):
     __slots__ = ("key", "value", "raw_value")
     KEY_FIELD_NUMBER: _ClassVar[int]

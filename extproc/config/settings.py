@@ -66,7 +66,8 @@ class GrpcSettings(_Section):
 class AdminSettings(_Section):
     listen: str = Field(
         "127.0.0.1:9003",
-        description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain.",
+        description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain, and for"
+        " drains.",
     )
 
     @field_validator("listen")
@@ -126,8 +127,21 @@ class ModelsSettings(_Section):
 
 
 class DrainSettings(_Section):
-    """How long a server's last requests may take: (queue_s + prefill_s + max_tokens x token_interval_s) x margin."""
+    """How servers are taken out. Of what runs there, (queue_s + prefill_s + max_tokens x token_interval_s) x margin is
+    how long it may take, and the deadline of a drain for which none is given."""
 
+    state_file: str | None = Field(
+        None,
+        description="Where drains that were asked for are kept, so that they survive a restart of the service; unset:"
+        " they do not. Its directory must be writable.",
+    )
+    floor: int = Field(1, ge=1, description="No victim is proposed that would leave a pool with fewer ready servers.")
+    server_requests: int | None = Field(
+        None,
+        ge=1,
+        description="Requests that one server can run at once, as vLLM's --max-num-seqs: no victim is proposed while"
+        " the others have no room for what runs; unset: that is judged by their KV caches and queues alone.",
+    )
     max_tokens: int = Field(4096, ge=1, description="The longest answer that is waited for, in tokens.")
     token_interval_s: Seconds = Field(
         0.03,
@@ -137,6 +151,13 @@ class DrainSettings(_Section):
     queue_s: float = Field(5.0, ge=0, allow_inf_nan=False, description="Longest wait in a server's queue.")
     prefill_s: float = Field(10.0, ge=0, allow_inf_nan=False, description="Longest time to compute a prompt.")
     margin: float = Field(1.2, ge=1, le=10, description="All this is multiplied by it; 1.2 to 1.5.")
+
+    @field_validator("state_file")
+    @classmethod
+    def _state_file(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip() or value.endswith("/")):
+            raise ValueError(f'"{value}" is not the name of a file; write one, as /var/lib/extproc/drains.json')
+        return value
 
     @property
     def bounds(self) -> Bounds:
@@ -280,11 +301,68 @@ class SrvDiscoverySettings(_Section):
         return tuple(_dns_server(text) for text in self.servers)
 
 
+class KubernetesDiscoverySettings(_Section):
+    """The Kubernetes API: the pods behind a Service, of a label selector, or of an InferencePool; one of these three.
+    In a pod it is asked with its service account, else with a kubeconfig. docs/kubernetes.md has the role it needs."""
+
+    service: str | None = Field(None, min_length=1, description="The endpoints of this Service (its EndpointSlices).")
+    selector: str | None = Field(
+        None, min_length=1, description="The pods with these labels, as kubectl's -l: app=vllm,role!=decode; or a map."
+    )
+    inference_pool: str | None = Field(
+        None, min_length=1, description="The pods and ports of this InferencePool (inference.networking.k8s.io/v1)."
+    )
+    namespace: str | None = Field(
+        None, min_length=1, description="Where they are; unset: our own, or the kubeconfig's."
+    )
+    port: tuple[Annotated[int, Field(ge=1, le=65535)] | Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Port of the servers: a number, or the name of a port of the Service or the pods. A list: each port"
+        " of a pod is a server of its own. Needed with selector; with service only if that has several ports.",
+    )
+    family: Literal["v4_preferred", "v6_preferred", "v4_only", "v6_only"] = Field(
+        "v4_preferred", description="Which one address counts of a pod that has IPv4 and IPv6."
+    )
+    kubeconfig: str | None = Field(
+        None,
+        min_length=1,
+        description="Path of a kubeconfig; unset: the pod's service account, or else ~/.kube/config.",
+    )
+    context: str | None = Field(None, min_length=1, description="Context of the kubeconfig; unset: its current one.")
+    resync_s: Annotated[float, Field(ge=5, allow_inf_nan=False)] = Field(
+        60.0, description="All is listed anew so often (+-10 %), beside what the watch tells at once."
+    )
+
+    @field_validator("selector", mode="before")
+    @classmethod
+    def _labels(cls, value: object) -> object:
+        return ",".join(f"{key}={label}" for key, label in value.items()) if isinstance(value, dict) else value
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _one_port(cls, value: object) -> object:
+        return [value] if isinstance(value, int | str) else value
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> KubernetesDiscoverySettings:
+        ways = ("service", "selector", "inference_pool")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "sets nothing to look for" if not given else f"sets {' and '.join(given)} together"
+            raise ValueError(f"{found}; set one of: {', '.join(ways)}")
+        if self.selector is not None and not self.port:
+            raise ValueError("selector needs a port: add port: 8000, or the name of a container's port")
+        if self.inference_pool is not None and self.port:
+            raise ValueError("the InferencePool names the ports itself; remove port")
+        return self
+
+
 class DiscoverySettings(_Section):
     """Where the servers of a pool come from, when they are not listed in the configuration: one of these."""
 
     file: FileDiscoverySettings | None = Field(None, description="From a file that is watched.")
     srv: SrvDiscoverySettings | None = Field(None, description="From DNS SRV records.")
+    kubernetes: KubernetesDiscoverySettings | None = Field(None, description="From the Kubernetes API.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> DiscoverySettings:
@@ -313,6 +391,12 @@ class PoolSettings(_Section):
         " does not know.",
     )
     dns_refresh_s: Seconds = Field(5.0, description="Time between two resolutions of the pool's DNS names.")
+    service_name: str | None = Field(
+        None,
+        min_length=1,
+        description="The name under which Envoy asks for the pool's endpoints (EDS); unset: the pool's. In envoy.yaml"
+        " it comes from the cluster's eds_cluster_config.",
+    )
 
     @model_validator(mode="after")
     def _listed_or_discovered(self) -> PoolSettings:

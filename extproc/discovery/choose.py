@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from extproc.config.settings import PoolSettings
 from extproc.discovery.file import FileSource
+from extproc.discovery.kubernetes.source import KubernetesSource
 from extproc.discovery.listed import ListedSource
 from extproc.discovery.source import EndpointSource
 
@@ -15,4 +16,13 @@ def source_of(pool: PoolSettings) -> EndpointSource:
         return ListedSource(pool)
     if found.file is not None:
         return FileSource(pool, found.file)
-    raise ValueError("discovery sets nothing")
+    if found.kubernetes is not None:
+        return KubernetesSource(found.kubernetes)
+    assert found.srv is not None, "the settings see to it"
+    try:
+        from extproc.discovery.srv import SrvSource
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f'discovery.srv: the package {error.name} is missing; install it with pip install "vllm-extproc[dns]"'
+        ) from error
+    return SrvSource(pool, found.srv)

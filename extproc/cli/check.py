@@ -1,4 +1,4 @@
-"""`extproc check`: what is wrong with these configuration files?
+"""`extproc check`: what is wrong with these configuration files and Kubernetes manifests?
 
 Exit status: 0 without errors (warnings may be there), 1 with errors, 2 when a file cannot be read.
 """
@@ -17,8 +17,11 @@ from rich.markup import escape
 
 from extproc.config.check import all_codes
 from extproc.config.check import check as check_config
-from extproc.config.load import load
+from extproc.config.load import UNREADABLE, load
+from extproc.config.manifests.check import check_manifests
 from extproc.config.problems import Problem, Severity
+from extproc.config.settings import DrainSettings
+from extproc.pool.deadline import longest_s
 
 
 class Format(StrEnum):
@@ -30,28 +33,45 @@ def check(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE...", help="An envoy.yaml, or a file of our own settings.")
     ] = None,
+    kubernetes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Kubernetes manifests of vLLM servers, - for standard input; may be given several times, and they are"
+            " looked at together. The section drain of a FILE... given beside counts, else its defaults.",
+        ),
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", help="How problems are printed.")] = Format.TEXT,
     rules: Annotated[bool, typer.Option("--rules", help="List every code with its reason and cure, and stop.")] = False,
 ) -> None:
-    """Say what is wrong with configuration files, mistakes that Envoy accepts included."""
+    """Say what is wrong with configuration files, mistakes that Envoy accepts included, and Kubernetes manifests."""
     if rules:
         _print_codes(format_)
         raise typer.Exit(0)
-    if not files:
+    files, manifests = files or [], kubernetes or []
+    if not files and not manifests:
         raise typer.BadParameter("name at least one file", param_hint="FILE")
     problems: list[Problem] = []
-    unreadable = False
+    drains: list[DrainSettings] = []
     for file in files:
         loaded = load(file)
-        unreadable = unreadable or not loaded.readable
         problems += check_config(loaded)
+        if loaded.settings is not None:
+            drains.append(loaded.settings.drain)
+    if manifests:
+        bounds = max([drain.bounds for drain in drains or [DrainSettings()]], key=longest_s)
+        problems += check_manifests([_source(name) for name in manifests], bounds)
     if format_ is Format.JSON:
         sys.stdout.write(json.dumps([_as_json(p) for p in problems], indent=2) + "\n")
     else:
-        _print(problems, len(files))
-    if unreadable:
+        _print(problems, len(files) + len(manifests))
+    if any(p.code in UNREADABLE for p in problems):
         raise typer.Exit(2)
     raise typer.Exit(1 if any(p.severity is Severity.ERROR for p in problems) else 0)
+
+
+def _source(name: str) -> tuple[str, Path | bytes]:
+    return ("standard input", sys.stdin.buffer.read()) if name == "-" else (name, Path(name))
 
 
 def _as_json(problem: Problem) -> dict[str, object]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from extproc.config import rules
 from extproc.config.codes import CODES, Code, Finding
 from extproc.config.load import Loaded, load
+from extproc.config.manifests import rules as _manifest_rules  # noqa: F401  (it defines codes)
 from extproc.config.problems import Problem
 from extproc.config.view import view_of
 

@@ -14,6 +14,7 @@ from extproc.config.tree import Node, TreeError, build, compose
 from extproc.endpoint import Address, split_host_port
 
 Kind = Literal["envoy", "own"]
+UNREADABLE = frozenset({codes.FILE_UNREADABLE.name, codes.FILE_NOT_TEXT.name})  # codes of files that are not read
 _BOOTSTRAP = frozenset(
     {"static_resources", "staticResources", "dynamic_resources", "dynamicResources", "node", "admin"}
 )
@@ -32,7 +33,7 @@ class Loaded:
     @property
     def readable(self) -> bool:
         """The file could be opened and is text; what it says may still be wrong."""
-        return not any(p.code in ("file-unreadable", "file-not-text") for p in self.problems)
+        return not any(p.code in UNREADABLE for p in self.problems)
 
 
 def load(source: Path | str | bytes, name: str | None = None) -> Loaded:
@@ -161,8 +162,12 @@ def _across(settings: Settings, tree: Node, kind: Kind) -> list[Finding]:
     for name, pool in settings.pools.items():
         node = pool_nodes[name]
         if not pool.endpoints and pool.discovery is None:
-            place, field = (node.fields["endpoints"], "") if "endpoints" in node.fields else (node, "endpoints")
-            findings.append(Finding(codes.POOL_EMPTY, place, f'pool "{name}" has no endpoints', field))
+            listed = node.fields.get("endpoints")
+            message, cure = f'pool "{name}" has no endpoints', "list them, or set discovery: where they come from"
+            if listed is not None:
+                findings.append(Finding(codes.POOL_EMPTY, listed, message))
+            else:
+                findings.append(Finding(codes.POOL_EMPTY, node, message, "endpoints", cure))
         seen: dict[str, int] = {}
         for endpoint, place in zip(pool.endpoints, node.list_at("endpoints"), strict=True):
             key, at = _identity(endpoint.address), place.fields["address"]

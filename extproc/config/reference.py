@@ -23,12 +23,13 @@ def settings_table() -> str:
     return "\n".join(rows)
 
 
-def rules_table() -> str:
-    """Every code of `extproc check`, as a Markdown table."""
+def rules_table(*, kubernetes: bool = False) -> str:
+    """The codes of `extproc check`, as a Markdown table: those of its option --kubernetes, or the others."""
     rows = ["| code | | why | cure |", "|---|---|---|---|"]
     rows += [
         f"| `{code.name}` | {code.severity} | {_cell(code.why)} | {_cell(code.cure) or 'said with the problem'} |"
         for code in all_codes()
+        if code.name.startswith("kubernetes-") is kubernetes
     ]
     return "\n".join(rows)
 
@@ -89,4 +90,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(settings_table() + "\n\n" + rules_table() + "\n")
+    sys.stdout.write(settings_table() + "\n\n" + rules_table() + "\n\n" + rules_table(kubernetes=True) + "\n")

@@ -8,7 +8,7 @@ templates are not expanded. JSON is read as the YAML it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,25 @@ class Remark:
 
 def compose(text: str) -> YamlNode:
     """Raises TreeError, with the line, for whatever is not one YAML document."""
+    (root,) = _composed(text, lambda yaml, text: [yaml.compose(text)])
+    if root is None or (isinstance(root, ScalarNode) and root.value == ""):
+        raise TreeError(None, "is empty", "an own configuration needs at least `pools`")
+    return root
+
+
+def compose_all(text: str) -> list[YamlNode]:
+    """All documents of a file, empty ones left out. Raises TreeError, with the line, for what is not YAML."""
+    roots = _composed(text, lambda yaml, text: list(yaml.compose_all(text)))
+    return [root for root in roots if root is not None and not (isinstance(root, ScalarNode) and root.value == "")]
+
+
+def _composed(text: str, by: Callable[[YAML, str], list[YamlNode | None]]) -> list[YamlNode | None]:
     if "\t" in text:  # between YAML tokens a tab is a blank, but ruamel.yaml knows that only within a line
         text = _tabs_in_json(text)
     yaml = YAML(typ="rt", pure=True)
     yaml.Scanner, yaml.Composer = _BoundedScanner, _BoundedComposer
     try:
-        root: YamlNode | None = yaml.compose(text)
+        return by(yaml, text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else None
         raise TreeError(line, "has a character that YAML does not allow", "remove it") from None
@@ -146,14 +159,12 @@ def compose(text: str) -> YamlNode:
         raise TreeError(mark.line + 1 if mark else None, *_syntax(error)) from None
     except (YAMLError, ValueError, LookupError, TypeError, AttributeError, AssertionError, NotImplementedError):
         raise TreeError(None, "is not YAML", "correct its syntax") from None
-    if root is None or (isinstance(root, ScalarNode) and root.value == ""):
-        raise TreeError(None, "is empty", "an own configuration needs at least `pools`")
-    return root
 
 
-def build(root: YamlNode, *, envoy: bool) -> tuple[Node, list[Remark]]:
-    """The tree of a composed document; `envoy`: unquoted y, n, yes, no, on, off are booleans, as Envoy reads them."""
-    return _Builder(envoy).build(root)
+def build(root: YamlNode, *, envoy: bool, path: str = "") -> tuple[Node, list[Remark]]:
+    """The tree of a composed document; `envoy`: unquoted y, n, yes, no, on, off are booleans, as Envoy reads them.
+    `path`: what the paths in it begin with."""
+    return _Builder(envoy).build(root, path)
 
 
 class _Builder:
@@ -162,8 +173,8 @@ class _Builder:
         self._remarks: dict[tuple[int, str], Remark] = {}
         self._count = 0
 
-    def build(self, root: YamlNode) -> tuple[Node, list[Remark]]:
-        node = self._node(root, "", root.start_mark.line + 1, 0)
+    def build(self, root: YamlNode, path: str) -> tuple[Node, list[Remark]]:
+        node = self._node(root, path, root.start_mark.line + 1, 0)
         return node, sorted(self._remarks.values(), key=lambda r: r.line)
 
     def _node(self, raw: YamlNode, path: str, line: int, depth: int) -> Node:

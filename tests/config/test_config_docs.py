@@ -29,6 +29,10 @@ def test_the_table_of_rules_is_that_of_the_check() -> None:
     assert between("envoy.md", "rules") == rules_table(), CURE
 
 
+def test_the_table_of_rules_for_manifests_is_that_of_the_check() -> None:
+    assert between("drain.md", "kubernetes-rules") == rules_table(kubernetes=True), CURE
+
+
 def test_every_setting_has_a_description() -> None:
     assert not [row for row in settings_table().splitlines() if row.endswith("|  |")]
 

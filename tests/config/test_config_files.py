@@ -259,7 +259,7 @@ def test_the_command_prints_json_for_programs(tmp_path: Path) -> None:
             "line": 1,
             "field": "pools.a.endpoints",
             "message": 'pool "a" has no endpoints',
-            "cure": "add an endpoint",
+            "cure": "list them, or set discovery: where they come from",
             "code": "pool-empty",
         }
     ]

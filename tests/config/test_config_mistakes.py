@@ -68,6 +68,8 @@ def test_a_mistake_in_an_own_file_gives_its_message(path: Path) -> None:
 
 def test_every_code_has_a_mistake() -> None:
     shown = {code for path in PATCHES for code in re.findall(r"^- code: (\S+)$", path.read_text(), re.MULTILINE)}
+    manifests = (Path(__file__).parent / "manifests").glob("*.patch.yaml")  # test_config_manifests.py
+    shown |= {path.name.split(".")[0].split("--")[0] for path in manifests}
     shown |= {code for path in FILES for code in re.findall(r"\[([a-z0-9-]+)\]$", _expected(path), re.MULTILINE)}
     assert {code.name for code in all_codes()} == shown | ONLY_BY_BYTES
 

@@ -1,0 +1,1 @@
+"""Do the manifests of a vLLM server let its last requests end?"""

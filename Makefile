@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix test-oldest check format protos bench-overhead bench-pick bench-routing clean
+.PHONY: help install demo test test-envoy-matrix test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -31,7 +31,7 @@ test-oldest:     ## the tests without Envoy, on the oldest dependencies that pyp
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m tests.support.oldest > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt \
-	  --editable '.[demo,report]' hypothesis pytest pytest-asyncio PyYAML zstandard
+	  --editable '.[demo,report,dns]' hypothesis pytest pytest-asyncio PyYAML zstandard
 	$(OLDEST)/bin/python -m pytest -m 'not envoy' --deselect tests/test_protos.py::test_generating_again_gives_the_same_bytes \
 	  -W "ignore:'click.utils:DeprecationWarning" $(PYTEST_ARGS)
 
@@ -56,6 +56,9 @@ bench-routing: $(STAMP) ## time to first token over ten workloads, beside Envoy'
 
 bench-pick: $(STAMP) ## what a pick costs by its parts, and what the index weighs (bench/out/pick.json)
 	$(BIN)/python -m bench.pick $(BENCH_ARGS)
+
+bench-scaling: $(STAMP) ## from 4 to 8 to 4 servers in virtual time: hit rate and time to first token (docs/benchmarks/scaling.md)
+	$(BIN)/python -m bench.scaling $(BENCH_ARGS)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,11 +37,24 @@ Progress = Callable[[int, int], None]  # requests ended, and in all
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """From a time on, by the clock of the arrivals, requests go to these servers alone.
+
+    A server that is not among them any more is drained: it finishes what it has, then it leaves the fleet.
+    """
+
+    at_s: float
+    servers: tuple[int, ...]  # by number, at least one
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a run gave. Times of requests are from the arrival at the router, in order of arrival."""
 
     ttft_s: array[float]  # to the first token
     answered_s: array[float]  # to the end of the answer
+    server: array[int]  # its number
+    cached: array[int]  # prompt tokens found in the engine's cache
     served: tuple[int, ...]  # requests, by server
     prompts: tuple[int, ...]  # prompt tokens of these, cached or not
     prompt_tokens: int
@@ -58,11 +71,14 @@ def run(
     maker: Maker,
     *,
     seed: int = 0,
+    changes: Sequence[Change] = (),
     full_bodies: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Serve `arrivals` (in order of time) by one engine for each of `specs`, which share their block size.
 
+    `changes`: who is in the fleet when, in order of time; the first may be at 0. Before it all are. An engine has
+    nothing cached when it joins for the first time.
     `full_bodies`: hand the router real bodies to read and hash, which takes several times as long.
 
     Raises:
@@ -75,7 +91,7 @@ def run(
     if longest > shortest:
         raise ValueError(f"its longest request has {longest:,} tokens, the engine takes {shortest:,} (max_model_len)")
     policy = maker(Site(len(specs), Random(f"policy {seed}")))
-    return _Run(arrivals, specs, policy, seed, full_bodies, progress).to_the_end()
+    return _Run(arrivals, specs, policy, seed, changes, full_bodies, progress).to_the_end()
 
 
 class _Run:
@@ -87,6 +103,7 @@ class _Run:
         specs: Sequence[EngineSpec],
         policy: Policy,
         seed: int,
+        changes: Sequence[Change],
         full_bodies: bool,
         progress: Progress | None,
     ) -> None:
@@ -108,15 +125,22 @@ class _Run:
         self._pages: dict[int, LoadSample] = {}  # asked for and not read yet, by server
         self._log: list[int] = []  # requests ended, by number
         self._left = len(arrivals)
-        self._served = [0] * len(specs)
-        self._prompts = [0] * len(specs)
-        self._cached_tokens = 0
+        self._cached = array("i", bytes(4 * len(arrivals)))
+        self._under_way = [0] * len(specs)  # requests chosen and not ended
+        self._changes = changes
+        self._servers = tuple(range(len(specs)))  # that get requests
+        self._draining: set[int] = set()
         self._end_s = 0.0
 
     def to_the_end(self) -> Result:
         if self._policy.scrapes:
             for server in range(len(self._engines)):
                 self._put(self._rng.uniform(0.0, 0.2 * self._poll_s), self._poll, server)
+        for number, change in enumerate(self._changes):
+            if change.at_s <= 0:
+                self._change(0.0, number, 0)
+            else:
+                self._put(change.at_s + LEAD_S, self._change, number)
         self._put(self._arrivals[0].at_s + LEAD_S, self._arrive, 0)
         heapify(self._heap)
         while self._left or self._log:
@@ -124,13 +148,19 @@ class _Run:
             handler(now, a, b)
         if self._progress:
             self._progress(len(self._arrivals), len(self._arrivals))
+        served, prompts = [0] * len(self._engines), [0] * len(self._engines)
+        for arrival, server in zip(self._arrivals, self._server, strict=True):
+            served[server] += 1
+            prompts[server] += arrival.prompt_tokens
         return Result(
             ttft_s=self._ttft_s,
             answered_s=self._answered_s,
-            served=tuple(self._served),
-            prompts=tuple(self._prompts),
-            prompt_tokens=sum(self._prompts),
-            cached_tokens=self._cached_tokens,
+            server=self._server,
+            cached=self._cached,
+            served=tuple(served),
+            prompts=tuple(prompts),
+            prompt_tokens=sum(prompts),
+            cached_tokens=sum(self._cached),
             answer_tokens=sum(arrival.answer_tokens for arrival in self._arrivals),
             preemptions=sum(engine.stats.preemptions for engine in self._engines),
             seconds=self._end_s - LEAD_S - self._arrivals[0].at_s,
@@ -149,8 +179,7 @@ class _Run:
         server = self._policy.choose(Asked(number, arrival, cut.blocks, raw), now)
         self._hashes[number] = cut.engine_hashes
         self._server[number] = server
-        self._served[server] += 1
-        self._prompts[server] += arrival.prompt_tokens
+        self._under_way[server] += 1
         self._put(now + HOP_S, self._reach, number)
         if number + 1 < len(self._arrivals):
             self._put(self._arrivals[number + 1].at_s + LEAD_S, self._arrive, number + 1)
@@ -180,13 +209,18 @@ class _Run:
             if isinstance(event, FirstToken):
                 number = int(event.request_id)
                 self._ttft_s[number] = event.at_s - self._arrivals[number].at_s - LEAD_S
-                self._cached_tokens += event.cached_tokens
+                self._cached[number] = event.cached_tokens
                 self._policy.first_token(number, now)
             elif isinstance(event, Finished):
                 self._finish(int(event.request_id), now)
 
     def _finish(self, number: int, now: float) -> None:
         self._policy.ended(number, now)
+        server = self._server[number]
+        self._under_way[server] -= 1
+        if server in self._draining and not self._under_way[server]:
+            self._draining.remove(server)
+            self._policy.members(self._servers, tuple(sorted(self._draining)))
         if not self._log:
             self._put((now // FLUSH_S + 1.0) * FLUSH_S, self._flush)
         self._log.append(number)
@@ -200,6 +234,15 @@ class _Run:
         log, self._log = self._log, []
         for number in log:
             self._policy.logged(number, self._answered_s[number], now)
+
+    # Who is in the fleet --------------------------------------------------------------------------------------------
+
+    def _change(self, now: float, number: int, _: int) -> None:
+        servers = self._changes[number].servers
+        self._draining |= set(self._servers) - set(servers)
+        self._draining = {server for server in self._draining - set(servers) if self._under_way[server]}
+        self._servers = servers
+        self._policy.members(servers, tuple(sorted(self._draining)))
 
     # Metrics pages --------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ see what knowing is worth, more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
+
+from xxhash import xxh3_64_intdigest
 
 from extproc.affinity.ring import Ring
 from extproc.config.settings import SchedulingSettings, ScrapeSettings
@@ -58,6 +60,9 @@ class Policy(Protocol):
     @property
     def in_flight(self) -> int:
         """Requests it believes under way."""
+
+    def members(self, servers: Sequence[int], draining: Sequence[int]) -> None:
+        """The fleet has changed: these may be chosen, and those finish what they have. At first all may be."""
 
     def choose(self, asked: Asked, now: float) -> int:
         """A request is here: the server it goes to, at once."""
@@ -134,6 +139,10 @@ class RouterPolicy:
     def in_flight(self) -> int:
         return sum(member.in_flight for member in self._pool.members)
 
+    def members(self, servers: Sequence[int], draining: Sequence[int]) -> None:
+        endpoints = [Endpoint(self._addresses[n], drained=n in draining) for n in sorted((*servers, *draining))]
+        self._pool.set_endpoints(endpoints)
+
     def choose(self, asked: Asked, now: float) -> int:
         raw = asked.raw or _CutRequest(path="/v1/chat/completions", arrival=asked.arrival, blocks=asked.blocks)
         decision = self.router.route(raw, now)
@@ -169,11 +178,15 @@ class Baseline:
     def __init__(self, site: Site) -> None:
         self.rng = site.rng
         self.loads = [0] * site.servers  # requests under way
+        self.servers: Sequence[int] = range(site.servers)  # that may be chosen
         self._server: dict[int, int] = {}  # by the request's number
 
     @property
     def in_flight(self) -> int:
         return sum(self.loads)
+
+    def members(self, servers: Sequence[int], draining: Sequence[int]) -> None:
+        self.servers = sorted(servers)
 
     def choose(self, asked: Asked, now: float) -> int:
         server = self._server[asked.number] = self.pick(asked)
@@ -202,22 +215,22 @@ class RoundRobin(Baseline):
     _last = -1
 
     def pick(self, asked: Asked) -> int:
-        self._last = (self._last + 1) % len(self.loads)
-        return self._last
+        self._last = (self._last + 1) % len(self.servers)
+        return self.servers[self._last]
 
 
 class Random_(Baseline):  # noqa: N801 - the name is taken
     """Any server."""
 
     def pick(self, asked: Asked) -> int:
-        return self.rng.randrange(len(self.loads))
+        return self.servers[self.rng.randrange(len(self.servers))]
 
 
 class LeastRequest(Baseline):
     """The one with fewer requests under way of two drawn at random, possibly the same twice: Envoy's default."""
 
     def pick(self, asked: Asked) -> int:
-        first, second = self.rng.randrange(len(self.loads)), self.rng.randrange(len(self.loads))
+        first, second = [self.servers[self.rng.randrange(len(self.servers))] for _ in range(2)]
         return second if self.loads[second] < self.loads[first] else first
 
 
@@ -228,11 +241,28 @@ class RingHash(Baseline):
         super().__init__(site)
         self._ring = Ring(str(n) for n in range(site.servers))
 
+    def members(self, servers: Sequence[int], draining: Sequence[int]) -> None:
+        super().members(servers, draining)
+        self._ring.update(str(n) for n in servers)
+
     def pick(self, asked: Asked) -> int:
         session = asked.arrival.session
         if session is None:
-            return self.rng.randrange(len(self.loads))
+            return self.servers[self.rng.randrange(len(self.servers))]
         return int(self._ring.preference(session, 1)[0])
+
+
+class ModuloHash(Baseline):
+    """The hash of the session, modulo the number of servers; without a session a random one.
+
+    What consistent hashing is better than: as long as the servers stay the same there is no difference.
+    """
+
+    def pick(self, asked: Asked) -> int:
+        session = asked.arrival.session
+        if session is None:
+            return self.servers[self.rng.randrange(len(self.servers))]
+        return self.servers[xxh3_64_intdigest(session.encode()) % len(self.servers)]
 
 
 class ClairvoyantLoad(Baseline):
@@ -249,8 +279,8 @@ class ClairvoyantLoad(Baseline):
 
     def pick(self, asked: Asked) -> int:
         costs = list(zip(self._owed, self.loads, strict=True))
-        least = min(costs)
-        server = self.rng.choice([n for n, cost in enumerate(costs) if cost == least])
+        least = min(costs[n] for n in self.servers)
+        server = self.rng.choice([n for n in self.servers if costs[n] == least])
         self._prompts[asked.number] = asked.arrival.prompt_tokens
         self._owed[server] += asked.arrival.prompt_tokens
         return server

@@ -1,0 +1,1 @@
+"""Who are the members, when Kubernetes runs them?"""

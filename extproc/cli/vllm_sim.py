@@ -7,6 +7,7 @@ import logging
 import signal
 from dataclasses import fields, replace
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from extproc.sim.answering import AnswerOptions
 from extproc.sim.api import ServerOptions
 from extproc.sim.faults import Faults
+from extproc.sim.request_log import RequestLog
 from extproc.sim.server import SimServer
 from extproc.sim.spec import PRESETS, EngineSpec
 
@@ -56,6 +58,9 @@ def vllm_sim(
     ] = 1,
     render: Annotated[bool, typer.Option(help="Answer render calls; refused otherwise (403).")] = False,
     record: Annotated[bool, typer.Option(help="Keep what arrives, for GET /sim/requests.")] = False,
+    request_log: Annotated[
+        Path | None, typer.Option(help="Append a line of JSON for each inference request that arrives or ends.")
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Log level.")] = LogLevel("info"),
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a KV block.", rich_help_panel=_ENGINE)
@@ -164,8 +169,11 @@ def vllm_sim(
     try:
         spec = _spec(PRESETS[preset.value], engine)
         switches = Faults().changed(faults)
+        written = RequestLog(request_log) if request_log is not None else None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    except OSError as error:
+        raise typer.BadParameter(f"--request-log {request_log}: {error.strerror}") from None
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = ServerOptions(
         models=tuple(model or ["sim"]),
@@ -179,6 +187,7 @@ def vllm_sim(
         ),
         max_queued_requests=max_queued_requests,
         record=record,
+        request_log=written,
         render=render,
     )
     servers = [

@@ -23,6 +23,7 @@ from extproc.sim.driver import EngineDriver
 from extproc.sim.engine import Engine
 from extproc.sim.faults import Faults
 from extproc.sim.metrics_page import CONTENT_TYPE, MetricsPage, Readings
+from extproc.sim.request_log import RequestLog
 from extproc.sim.spec import EngineSpec
 from extproc.sim.text import count_tokens, render_chat, render_prompt
 from extproc.sim.wire import SHUT_DOWN, ApiError, Kind, parse_ask, rendered
@@ -69,6 +70,7 @@ class ServerOptions:
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     max_queued_requests: int | None = None  # more waiting ones are refused with 503; None: no limit
     record: bool = False  # keep what arrives
+    request_log: RequestLog | None = None  # write down what arrives and ends
     render: bool = False  # answer render calls (the prompt as token ids); vLLM 0.32 as it comes refuses them: 403
 
 
@@ -136,12 +138,15 @@ class SimApi:
         """Answer one request. Cancelled when its client goes."""
         path = request.path
         inference = path in _INFERENCE and request.method == "POST"
+        request_log = self.options.request_log if inference else None
         if inference:
             self.ledger.seen += 1
-        answered = False
+        if request_log is not None:
+            request_log.arrived(self._name, request.headers.get("x-request-id"))
+        answered, status = False, None
         try:
             response = await self._respond(request, path)
-            answered = True
+            answered, status = True, response.status
         except ConnectionError:  # written to a client that has gone, before the loss could cancel this
             return web.Response()  # nobody reads it
         finally:
@@ -150,6 +155,8 @@ class SimApi:
                     self.ledger.answered += 1
                 else:
                     self.ledger.aborted += 1
+            if request_log is not None:
+                request_log.ended(self._name, request.headers.get("x-request-id"), status)
         self._http_requests[path if inference else "none", request.method, f"{response.status // 100}xx"] += 1
         return response
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -94,3 +96,41 @@ def test_a_mistake_is_told_with_its_cure(options: list[str], message: str) -> No
     result = CliRunner().invoke(app, options, env={"COLUMNS": "400", "NO_COLOR": "1"})
     assert result.exit_code == 2
     assert message in result.output
+
+
+async def test_what_arrived_is_on_disk_when_the_server_is_killed(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    process, (url,) = await start("--request-log", str(path), "--base-step-s", "0.02", "--name", "s")
+    try:
+        ask = {"model": "sim", "prompt": "a", "max_tokens": 1}
+        async with http.post(f"{url}/v1/completions", json=ask, headers={"x-request-id": "r1"}) as response:
+            assert response.status == 200
+        async with http.post(f"{url}/v1/completions", json={"model": "no"}) as response:
+            assert response.status == 400
+        long = {**ask, "max_tokens": 5000, "stream": True}
+        async with http.post(f"{url}/v1/completions", json=long, headers={"x-request-id": "r2"}) as response:
+            await response.content.readline()
+            process.kill()
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["request"], line["what"], line.get("status")) for line in lines] == [
+        ("r1", "arrived", None),
+        ("r1", "answered", 200),
+        (None, "arrived", None),
+        (None, "answered", 400),
+        ("r2", "arrived", None),
+    ]
+    assert {line["server"] for line in lines} == {"s-0"}
+    assert sorted(line["at_s"] for line in lines) == [line["at_s"] for line in lines]
+
+
+def test_a_request_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(vllm_sim)
+    result = CliRunner().invoke(app, ["--request-log", str(tmp_path / "none" / "log")])
+    assert result.exit_code == 2
+    assert "No such file or directory" in " ".join(result.output.replace("│", " ").split())

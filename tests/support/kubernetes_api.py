@@ -55,6 +55,7 @@ class KubernetesApi:
     asked: list[Asked] = field(default_factory=list)
     url: str = ""
     version: int = 1000
+    _history: list[tuple[int, str, Item | None, Item | None]] = field(default_factory=list)
     _watches: dict[asyncio.Queue[tuple[str, Item] | bytes | None], tuple[str, str, str]] = field(default_factory=dict)
 
     def put(self, plural: str, item: Item) -> None:
@@ -65,21 +66,19 @@ class KubernetesApi:
         item["metadata"]["resourceVersion"] = str(self.version)
         before = self.objects.setdefault(plural, {}).get(name)
         self.objects[plural][name] = item
-        for queue, (of, labels, fields) in self._watches.items():
-            if of != plural or self.loses_events:
-                continue
-            was, now = before is not None and matches(before, labels, fields), matches(item, labels, fields)
-            if now:
-                queue.put_nowait(("MODIFIED" if was else "ADDED", item))
-            elif was:
-                queue.put_nowait(("DELETED", item))
+        self._tell(plural, before, item)
 
     def delete(self, plural: str, name: str) -> None:
-        item = self.objects[plural].pop(name)
         self.version += 1
+        self._tell(plural, self.objects[plural].pop(name), None)
+
+    def _tell(self, plural: str, before: Item | None, now: Item | None) -> None:
+        if self.loses_events:
+            return
+        self._history.append((self.version, plural, before, now))
         for queue, (of, labels, fields) in self._watches.items():
-            if of == plural and matches(item, labels, fields) and not self.loses_events:
-                queue.put_nowait(("DELETED", item))
+            if of == plural and (event := _event(before, now, labels, fields)):
+                queue.put_nowait(event)
 
     def bookmark(self) -> None:
         """Send one on every watch that allows it."""
@@ -142,7 +141,12 @@ class KubernetesApi:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         queue: asyncio.Queue[tuple[str, Item] | bytes | None] = asyncio.Queue()
-        self._watches[queue] = plural, query.get("labelSelector", ""), query.get("fieldSelector", "")
+        labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
+        for version, of, before, now in self._history:
+            newer = version > int(query["resourceVersion"]) and of == plural
+            if newer and (event := _event(before, now, labels, fields)):
+                queue.put_nowait(event)
+        self._watches[queue] = plural, labels, fields
         try:
             await response.prepare(request)
             if self.gone_event:
@@ -249,6 +253,14 @@ def inference_pool(name: str, labels: dict[str, str], *ports: int) -> Item:
             "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}},
         },
     }
+
+
+def _event(before: Item | None, now: Item | None, labels: str, fields: str) -> tuple[str, Item] | None:
+    """What a watch of these is told; an object that does not match any more is deleted, to it."""
+    was = before is not None and matches(before, labels, fields)
+    if now is not None and matches(now, labels, fields):
+        return ("MODIFIED" if was else "ADDED"), now
+    return ("DELETED", now or before or {}) if was else None
 
 
 def _line(kind: str, item: Item) -> bytes:

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from enum import Enum, auto
 from typing import Generic, NoReturn, TypeVar
 
 from extproc.discovery.kubernetes.connection import ApiError, Event, Query, Reader
@@ -27,6 +28,14 @@ _JITTER = 0.1  # of the time between two lists: replicas of the service shall no
 _STEADY_S = 5.0  # a watch that was open for so long makes up for the failures before it
 # A connection that breaks now and then (a proxy's idle timeout) is nobody's fault: it is made again without a word.
 _QUIET_FAILURES = 2
+
+
+class _Failed(Enum):
+    """What has to go well for a failure to be over."""
+
+    LIST = auto()
+    WATCH = auto()  # it was refused: it must open
+    AGAIN = auto()  # it opens, and ends again and again: it must stay open
 
 
 class Mirror(Generic[T]):
@@ -48,7 +57,7 @@ class Mirror(Generic[T]):
         self.query = query
         self.objects: dict[str, T] | None = None  # by name; None: not known yet
         self.failing: str | None = None  # why the objects may be out of date
-        self._breaking = False  # watches open, and break again and again
+        self._failed = _Failed.LIST  # what `failing` is of
         self._reader = reader
         self._of = of
         self._changed = changed
@@ -61,16 +70,16 @@ class Mirror(Generic[T]):
         failures = 0  # in a row
         try:
             while True:
-                error, open_s = await self._once()
+                error, listed, open_s = await self._once()
                 if open_s is not None and open_s >= _STEADY_S:
-                    failures, self._breaking = 0, False
+                    failures = 0
                     self._note(None)
                     if error is None:
                         continue  # the server has ended it as asked
                 failures += 1
                 broke = error is not None and (open_s is not None or error.gone)
-                self._breaking = broke and failures > _QUIET_FAILURES
-                if error is not None and (not broke or self._breaking):
+                if error is not None and (not broke or failures > _QUIET_FAILURES):
+                    self._failed = _Failed.AGAIN if broke else _Failed.WATCH if listed else _Failed.LIST
                     self._note(str(error))
                 if broke and failures == 1:
                     continue
@@ -78,24 +87,28 @@ class Mirror(Generic[T]):
         finally:
             await self._reader.close()
 
-    async def _once(self) -> tuple[ApiError | None, float | None]:
-        """List and watch once. What ended it (None: the server, in order), and how long the watch was open (None: it
-        did not open)."""
-        opened: float | None = None
+    async def _once(self) -> tuple[ApiError | None, bool, float | None]:
+        """List and watch once. What ended it (None: the server, in order), whether the list came, and how long the
+        watch was open (None: it did not open)."""
+        listed, opened = False, None
+        error: ApiError | None = None
         try:
             items, version = await self._reader.read(self.query)
+            listed = True
             self._replace(items)
+            if self._failed is _Failed.LIST:
+                self._note(None)
             for_s = self._resync_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
             async with aclosing(self._reader.watch(self.query, version, for_s)) as batches:
                 async for batch in batches:
                     if opened is None:
                         opened = self._clock()
-                        if not self._breaking:
+                        if self._failed is not _Failed.AGAIN:
                             self._note(None)
                     self._apply(batch)
-        except ApiError as error:
-            return error, None if opened is None else self._clock() - opened
-        return None, None if opened is None else self._clock() - opened
+        except ApiError as failure:
+            error = failure
+        return error, listed, None if opened is None else self._clock() - opened
 
     def _replace(self, items: list[Json]) -> None:
         objects = {name_of(item): self._of(item) for item in items}

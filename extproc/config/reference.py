@@ -62,9 +62,8 @@ def _kind(field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{member}`" for member in members)
     base: Any = members[0] if members else annotation
-    either = [part.__origin__ if hasattr(part, "__metadata__") else part for part in get_args(base)]
-    if either:  # a list of this or that
-        return " or ".join(_WORDS.get(part, str(part)) for part in either)
+    if get_args(base):  # a list of this or that
+        return " or ".join(_WORDS.get(part, str(part)) for part in get_args(base))
     return _WORDS.get(base, str(base)) + "".join(_limits(field))
 
 

@@ -315,7 +315,7 @@ class KubernetesDiscoverySettings(_Section):
     namespace: str | None = Field(
         None, min_length=1, description="Where they are; unset: our own, or the kubeconfig's."
     )
-    port: tuple[Annotated[int, Field(ge=1, le=65535)] | Annotated[str, Field(min_length=1)], ...] = Field(
+    port: tuple[int | str, ...] = Field(
         (),
         description="Port of the servers: a number, or the name of a port of the Service or the pods. A list: each port"
         " of a pod is a server of its own. Needed with selector; with service only if that has several ports.",
@@ -340,8 +340,15 @@ class KubernetesDiscoverySettings(_Section):
 
     @field_validator("port", mode="before")
     @classmethod
-    def _one_port(cls, value: object) -> object:
-        return [value] if isinstance(value, int | str) else value
+    def _ports(cls, value: object) -> object:
+        ports = list(value) if isinstance(value, list | tuple) else [value]
+        for index, port in enumerate(ports):
+            if isinstance(port, str) and port.isascii() and port.isdigit():
+                ports[index] = port = int(port)
+            number = isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
+            if not number and not (isinstance(port, str) and port):
+                raise ValueError(f"{port!r} is no port; write a number from 1 to 65535, or the name of a port")
+        return ports
 
     @model_validator(mode="after")
     def _one_of_three(self) -> KubernetesDiscoverySettings:

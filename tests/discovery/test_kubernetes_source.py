@@ -391,7 +391,8 @@ def test_a_missing_package_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch)
         ({"service": "a", "selector": "b", "port": 1}, "sets service and selector together"),
         ({"selector": "app=vllm"}, "selector needs a port"),
         ({"inference_pool": "p", "port": 8000}, "the InferencePool names the ports itself; remove port"),
-        ({"service": "a", "port": 70000}, "less than or equal to 65535"),
+        ({"service": "a", "port": 70000}, "70000 is no port; write a number from 1 to 65535, or the name of a port"),
+        ({"service": "a", "port": ["http", None]}, "None is no port"),
         ({"service": "a", "resync_s": 1}, "greater than or equal to 5"),
     ],
 )

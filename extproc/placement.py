@@ -171,6 +171,10 @@ class Placement:
         if self._pool.member(member.address) is member:  # its slot is one of this pool's
             self.index.insert(member.slot, prompt.hashes, prompt.mark)
 
+    def alone_tokens(self, member: Member) -> float:
+        """About so many tokens does this member of the pool hold that no other does."""
+        return self.index.alone(member.slot) * UNIT_TOKENS
+
     def _members_changed(self, added: Sequence[Member], removed: Sequence[Member]) -> None:
         for member in removed:
             self.index.remove(member.slot)

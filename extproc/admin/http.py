@@ -1,4 +1,4 @@
-"""The admin HTTP server: /metrics, /healthz, /readyz, /status, /explain, /decisions."""
+"""The admin HTTP server: /metrics, /healthz, /readyz, /status, /explain, /decisions, and drains."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from extproc.admin import drain_pages
+from extproc.admin.drains import DrainDesk
 from extproc.admin.explain import UnknownNameError, request_of
 from extproc.request import RawRequest
 
-INDEX = """extproc admin
+INDEX = f"""extproc admin
   /status     what the service knows and does, as JSON
   /explain    POST a request's body: where it would go now, and why; ?path=/v1/chat/completions&pool=...
   /decisions  a sample of the last picks, why they were made and how they ended; ?limit=20
   /metrics    for Prometheus
   /healthz    200 while the process runs
   /readyz     200 while Envoy may send requests here, else 503
-"""
+{drain_pages.INDEX}"""
 DECISIONS_SHOWN = 20
 
 
@@ -32,10 +34,11 @@ class Answers:
     status: Callable[[], Mapping[str, Any]]
     explain: Callable[[RawRequest], Mapping[str, Any]]  # raises UnknownNameError
     decisions: Callable[[int], list[dict[str, Any]]]  # the newest so many
+    drains: DrainDesk | None = None  # None: they are not served
 
 
 def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes: int) -> web.Application:
-    """The routes. They change nothing, so they need no login; it listens on loopback by default."""
+    """The routes. There is no login: it listens on loopback by default. Only drains change anything."""
 
     async def index(_request: web.Request) -> web.Response:
         return web.Response(text=INDEX)
@@ -79,6 +82,7 @@ def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes
             web.get("/status", show_status),
             web.post("/explain", explain),
             web.get("/decisions", decisions),
+            *(drain_pages.routes(answers.drains) if answers.drains is not None else ()),
         ]
     )
     return app

@@ -9,6 +9,7 @@ import typer
 from extproc import __version__
 from extproc.cli.check import check
 from extproc.cli.demo import demo
+from extproc.cli.drain import drain, undrain
 from extproc.cli.explain import explain
 from extproc.cli.serve import serve
 from extproc.cli.simulate import simulate
@@ -45,6 +46,8 @@ app.command("up")(up)
 app.command("check")(check)
 app.command("serve")(serve)
 app.command("explain")(explain)
+app.command("drain")(drain)
+app.command("undrain")(undrain)
 app.command("vllm-sim")(vllm_sim)
 app.command("simulate")(simulate)
 

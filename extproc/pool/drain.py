@@ -23,6 +23,7 @@ tells nothing either way, except that a refused connection means nobody is there
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from extproc.pool.sample import LoadSample
 
@@ -67,9 +68,25 @@ class Drain:
         self.started_s = started_s
         self.deadline_s = deadline_s
         self.ended_s: float | None = None  # None: it goes on
-        self.open_at_end: int | None = None  # of our requests in flight; None: it goes on
+        self.open_at_end: int | None = None  # requests there then, by our count or the server's; None: it goes on
         self._idle = 0  # samples in a row
         self._heard_s = float("-inf")  # when the last sample that counts was taken
+
+    @classmethod
+    def restored(
+        cls,
+        asked: frozenset[By],
+        phase: Phase,
+        *,
+        started_s: float,
+        deadline_s: float | None,
+        ended_s: float | None,
+        open_at_end: int | None,
+    ) -> Self:
+        """One that another process began. `asked` is not empty."""
+        drain = cls(next(iter(asked)), started_s=started_s, deadline_s=deadline_s)
+        drain.asked, drain.phase, drain.ended_s, drain.open_at_end = asked, phase, ended_s, open_at_end
+        return drain
 
     @property
     def by(self) -> By:
@@ -94,6 +111,11 @@ class Drain:
         if self.phase is Phase.DRAINING and deadline_s is not None:
             self.deadline_s = deadline_s
 
+    def joined(self, asked: frozenset[By]) -> Self:
+        """This one; these ask for it too."""
+        self.asked |= asked
+        return self
+
     def withdraw(self, *by: By) -> bool:
         """These do not ask any more; true when nobody is left that does: then it is over."""
         left = self.asked - frozenset(by)
@@ -110,10 +132,10 @@ class Drain:
         busy = in_flight > 0 or sample.running + sample.waiting > 0
         self._idle = 0 if busy else self._idle + 1
 
-    def advance(self, now: float, in_flight: int, *, refused: bool) -> bool:
+    def advance(self, now: float, in_flight: int, *, refused: bool, reported: float = 0.0) -> bool:
         """Look at the clock and at what is in flight; true when the drain has come to its end.
 
-        `refused`: nobody listens there.
+        `refused`: nobody listens there. `reported`: requests there, by the server's own word, while that is fresh.
         """
         if self.started_s is None:
             self.started_s = now
@@ -122,10 +144,10 @@ class Drain:
         if in_flight:
             self._idle = 0
         elif refused or self._idle >= IDLE_IN_A_ROW:
-            self._end(Phase.DRAINED, now, in_flight)
+            self._end(Phase.DRAINED, now, 0)
             return True
         if self.deadline_s is not None and now >= self.deadline_s:
-            self._end(Phase.EXPIRED, now, in_flight)
+            self._end(Phase.EXPIRED, now, max(in_flight, int(reported)))
             return True
         return False
 
@@ -137,5 +159,5 @@ class Drain:
             return Blocked.IN_FLIGHT
         return Blocked.ENGINE if now - self._heard_s <= stale_after_s else Blocked.NO_SAMPLE
 
-    def _end(self, phase: Phase, now: float, in_flight: int) -> None:
-        self.phase, self.ended_s, self.open_at_end = phase, now, in_flight
+    def _end(self, phase: Phase, now: float, still_open: int) -> None:
+        self.phase, self.ended_s, self.open_at_end = phase, now, still_open

@@ -60,7 +60,7 @@ class Drains:
         self.events: deque[DrainEvent] = deque(maxlen=_MOST_EVENTS)  # in order; to be taken out by whoever logs them
         self.started = 0
         self.ended: Counter[Change] = Counter()  # by one of ENDINGS
-        self.cut = 0  # requests of ours in flight at deadlines that passed
+        self.cut = 0  # requests still there at deadlines that passed
         self._begun: dict[Member, Drain] = {}  # those that are counted as started, drained and expired ones too
         self._members: tuple[Member, ...] = ()
 
@@ -78,6 +78,16 @@ class Drains:
         self._note(member, now)
         return drain
 
+    def restore(self, member: Member, drain: Drain, now: float) -> None:
+        """Take up a drain that another process began. What the member's endpoint asks for stays asked for."""
+        own = member.drain
+        self._begun.pop(member, None)
+        member.take_up(drain if own is None else drain.joined(own.asked))
+        if drain.phase is Phase.DRAINING:
+            self._note(member, now)
+        else:
+            self._begun[member] = drain
+
     def cancel(self, member: Member, now: float, *by: By) -> bool:
         """These do not ask for it any more; true when that brings the server back."""
         drain = member.withdraw_drain(*by)
@@ -92,8 +102,9 @@ class Drains:
             if drain is None:
                 continue
             self._note(member, now)
-            if drain.advance(now, member.in_flight, refused=member.health.refused):
-                self.cut += member.in_flight if drain.phase is Phase.EXPIRED else 0
+            reported = member.reported if now <= member.usable_until_s else 0.0
+            if drain.advance(now, member.in_flight, refused=member.health.refused, reported=reported):
+                self.cut += drain.open_at_end or 0
                 self._ended(member, drain, Change(drain.phase), now)
 
     def membership(self, members: tuple[Member, ...], removed: Iterable[Member], returned: Iterable[Member]) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import islice
 
 from extproc.prefix.blocks import BLOCK_UNITS, blocks_within, units_of
 from extproc.prefix.index import IndexStats
@@ -40,6 +41,7 @@ _FEW_VICTIMS = 4  # looked at per insert
 _BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
 _FEW_BITS = 16  # are quicker taken one by one than byte by byte
 _MEMO_MASKS = 64
+_LOOKED_AT = 4096  # blocks, to estimate what one endpoint alone holds
 _UNBOUNDED = 1 << 62
 
 
@@ -299,6 +301,22 @@ class ApproximateIndex:
         holding.units = units
         self._total -= dropped
         return dropped
+
+    def alone(self, slot: int) -> float:
+        """How many units this endpoint holds that no other does: what would have to be computed anew without it.
+
+        An estimate from its blocks used last; what no hash is known of counts as nothing, for nobody asks for it.
+        """
+        holding = self._holdings[slot]
+        live = 0
+        for each in self._holdings.values():
+            live |= each.bit
+        looked_at, only = 0, 0
+        for value, size in islice(reversed(holding.blocks.items()), _LOOKED_AT):
+            looked_at += 1
+            if value >= 0 and self._table[value & _SHARD_BITS].get(value, 0) & live == holding.bit:
+                only += size
+        return only * len(holding.blocks) / looked_at if looked_at else 0.0
 
     def upkeep(self, blocks: int) -> None:
         """Do some of the clean-up now, for a caller with time to spare."""

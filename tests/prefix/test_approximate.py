@@ -204,3 +204,16 @@ def test_many_endpoints_at_all_depths_are_told_apart() -> None:
     for slot in slots:
         index.insert(slot, whole[:slot])
     assert index.match(whole, (1 << len(slots)) - 1) == {slot: slot for slot in slots if slot}
+
+
+def test_what_an_endpoint_alone_holds_is_what_no_other_does() -> None:
+    index = ApproximateIndex()
+    a, b, c = index.add_endpoint(), index.add_endpoint(), index.add_endpoint()
+    index.insert(a, hashes("shared and mine"))
+    index.insert(b, hashes("shared and yours"))
+    index.insert(c, hashes("shared and mine"))
+    index.occupy(b, 1000)
+    assert (index.alone(a), index.alone(c)) == (0, 0)
+    assert 0 < index.alone(b) < 1000, "what no hash is known of nobody asks for"
+    index.forget(c)
+    assert index.alone(a) > 0, "the other was restarted and holds it no more"

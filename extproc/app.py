@@ -35,7 +35,7 @@ from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
 from extproc.scheduling.shedding import ShedRule
-from extproc.server import access_log, health, listener, processor
+from extproc.server import access_log, eds, health, listener, processor
 from extproc.telemetry.fetch import FailureKind, ScrapeFailure
 from extproc.telemetry.loops import EndpointLoops
 from extproc.telemetry.models import ModelsPoller
@@ -99,6 +99,7 @@ class App:
             raise listener.ListenError(str(error)) from error
         self.router.unknown.on_new = _warn_of_unknown
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
+        self._eds = self._discovery_for_envoy()
         self._processor = processor.Processor(
             self.router,
             max_body_bytes=settings.max_body_bytes,
@@ -146,6 +147,7 @@ class App:
                 "undecodable": counts["undecodable_log_messages"],
             },
             failing_names=self._failing_names(),
+            eds=self._eds.status(),
         )
 
     async def run(self, stop: asyncio.Event, started: Callable[[App], None] = lambda app: None) -> None:
@@ -161,6 +163,7 @@ class App:
             (
                 processor.handlers(self._processor),
                 access_log.handlers(self._access_log),
+                eds.handlers(self._eds),
                 health.handlers(health.Health(self.ready)),
             ),
         )
@@ -199,6 +202,7 @@ class App:
     def _background(self) -> dict[str, Any]:
         """The coroutines that run beside the request path, by task name."""
         coroutines: dict[str, Any] = {"readiness": self._log_readiness(), "drains": self._watch_drains()}
+        coroutines["eds"] = self._eds.run()
         for name, source in self._sources.items():
             pollers: list[EndpointLoops] = [self._pollers[name]]
             coroutines[f"poll {name}"] = self._pollers[name].run()
@@ -279,6 +283,17 @@ class App:
         if pool in self._model_pollers:
             await self._model_pollers[pool].refresh(_MODELS_WAIT_S)
 
+    def _discovery_for_envoy(self) -> eds.EndpointDiscovery:
+        """What serves the pools' members to Envoy. Of pools of one service name the first counts."""
+        names: dict[str, str] = {}
+        for name, pool in self.settings.pools.items():
+            names.setdefault(pool.service_name or name, name)
+        return eds.EndpointDiscovery(
+            {asked: self.router.plans[name].pool for asked, name in names.items()},
+            failing=lambda asked: bool(self._sources[names[asked]].failing),
+            clock=self._clock,
+        )
+
     def _failing_names(self) -> dict[str, Mapping[str, str]]:
         return {name: source.failing for name, source in self._sources.items()}
 
@@ -291,6 +306,9 @@ class App:
             "undecodable_log_messages": self._access_log.undecodable,
             "access_log_entries": self._access_log.entries,
             "access_log_connections": self._access_log.connected,
+            "eds_streams": self._eds.streams,
+            "eds_pushes": self._eds.pushes,
+            "eds_refused": self._eds.refused,
         }
 
 

@@ -57,6 +57,9 @@ def exported_metrics() -> set[str]:
             "undecodable_log_messages",
             "access_log_entries",
             "access_log_connections",
+            "eds_streams",
+            "eds_pushes",
+            "eds_refused",
         ),
         1.0,
     )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from extproc.pool.drain import Phase
+from extproc.pool.drains import ENDINGS
 from extproc.pool.member import State
 from extproc.router import Router
 from extproc.unknown import NamedBy
@@ -44,6 +46,7 @@ class RouterCollector:
         yield from self._requests()
         yield from self._prompts()
         yield from self._endpoints()
+        yield from self._drains()
         yield self._dns()
         yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
         buckets, sum_s = self._decisions()
@@ -93,6 +96,23 @@ class RouterCollector:
         for by in NamedBy:
             unknown.add_metric([str(by)], self._router.unknown.counts[by])
         yield unknown
+
+    def _drains(self) -> Iterator[Metric]:
+        started = CounterMetricFamily("extproc_drains_started", "Drains that began.", labels=["pool"])
+        ended = CounterMetricFamily("extproc_drains_ended", "Drains that ended, by how.", labels=["pool", "result"])
+        cut = CounterMetricFamily(
+            "extproc_drain_open_requests", "Requests still running at deadlines of drains that passed.", labels=["pool"]
+        )
+        draining = GaugeMetricFamily("extproc_draining_endpoints", "Endpoints draining now.", labels=["pool"])
+        for name, plan in self._router.plans.items():
+            drains = plan.pool.drains
+            started.add_metric([name], drains.started)
+            for ending in ENDINGS:
+                ended.add_metric([name, str(ending)], drains.ended[ending])
+            cut.add_metric([name], drains.cut)
+            going_on = [m for m in drains.members if m.drain is not None and m.drain.phase is Phase.DRAINING]
+            draining.add_metric([name], len(going_on))
+        yield from (started, ended, cut, draining)
 
     def _dns(self) -> Metric:
         """No series is a name that resolves: the names are few, and an alert needs only those that do not."""
@@ -171,6 +191,9 @@ _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily]
     ),
     "access_log_entries": (CounterMetricFamily, "Access log entries received."),
     "access_log_connections": (GaugeMetricFamily, "Access log streams open now."),
+    "eds_streams": (GaugeMetricFamily, "Streams on which Envoys are told of endpoints now."),
+    "eds_pushes": (CounterMetricFamily, "Endpoint lists sent to Envoys."),
+    "eds_refused": (CounterMetricFamily, "Endpoint lists that an Envoy refused."),
 }
 
 

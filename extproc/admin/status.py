@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from extproc.admin.drain_view import view
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.router import PoolPlan, Router
@@ -27,11 +28,12 @@ def status(
     streams: dict[str, int],
     access_log: dict[str, int],
     failing_names: Mapping[str, Mapping[str, str]] | None = None,
+    eds: Mapping[str, Any] | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """The whole status. Ages are in seconds; null means unknown, never zero.
 
-    `failing_names`: by pool, the DNS names that do not resolve, and why.
+    `failing_names`: by pool, the DNS names that do not resolve, and why. `eds`: what Envoys are told of endpoints.
     """
     ledger, failing = router.ledger, failing_names or {}
     return {
@@ -39,13 +41,15 @@ def status(
         "ready": ready,
         "uptime_s": _round(now - started_s),
         "time": wall_clock(),
-        "warnings": _warnings(router, now, access_log, failing),
+        "warnings": _warnings(router, now, access_log, failing) + _refusals(eds or {}),
         "pools": {
-            name: _pool(plan, now, failing.get(name, {})) | {"prompts": _prompts(router.placements[name].tally)}
+            name: _pool(plan, now, wall_clock(), failing.get(name, {}))
+            | {"prompts": _prompts(router.placements[name].tally)}
             for name, plan in router.plans.items()
         },
         "streams": streams,
         "access_log": access_log,
+        "eds": dict(eds or {}),
         "requests": {
             "picks": dict(ledger.picks),
             "rejections": {str(reason): count for reason, count in ledger.rejections.items()},
@@ -60,11 +64,11 @@ def status(
     }
 
 
-def _pool(plan: PoolPlan, now: float, failing_names: Mapping[str, str]) -> dict[str, Any]:
+def _pool(plan: PoolPlan, now: float, wall_now: float, failing_names: Mapping[str, str]) -> dict[str, Any]:
     return {
         "profile": plan.profile.name,
         "hosts_per_pick": plan.hosts,
-        "endpoints": [_endpoint(member, now) for member in plan.pool.members],
+        "endpoints": [_endpoint(member, now, wall_now) for member in plan.pool.members],
         "failing_names": dict(failing_names),
         "leaving": [{"address": str(m.address), "in_flight": m.in_flight} for m in plan.pool.leaving],
     }
@@ -87,7 +91,7 @@ def _prompts(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _endpoint(member: Member, now: float) -> dict[str, Any]:
+def _endpoint(member: Member, now: float, wall_now: float) -> dict[str, Any]:
     endpoint, sample, health = member.endpoint, member.sample, member.health
     return {
         "address": str(endpoint.address),
@@ -97,6 +101,7 @@ def _endpoint(member: Member, now: float) -> dict[str, Any]:
         "models_age_s": _age(member.models_at_s, now),
         "last_models_error": member.models_error,
         "state": str(member.state(now)),
+        "drain": None if member.drain is None else view(member, now, wall_now - now),
         "problem": member.problem(now),
         "last_scrape_error": health.last_error,
         "in_flight": member.in_flight,
@@ -166,6 +171,15 @@ def _warnings(
         elif not any(member.fresh_sample(now) for member in members):
             out.append(f"pool {name}: no endpoint's load is known; routing by our own requests in flight")
     return out
+
+
+def _refusals(eds: Mapping[str, Any]) -> list[str]:
+    return [
+        f"Envoy {each['node']!r} refuses the endpoints of {', '.join(each['names'])}, and keeps those it had:"
+        f" {each['refusal']}"
+        for each in eds.get("streams", ())
+        if each["refusal"] is not None
+    ]
 
 
 def _age(at_s: float, now: float) -> float | None:

@@ -1,7 +1,8 @@
 """Which pools does an envoy.yaml describe, in the shape of our own settings?
 
 Every cluster with the `override_host` load balancing policy is a pool. Its endpoints become the endpoints of a
-settings tree whose nodes keep their places in the envoy.yaml, so that a mistake is reported where it was made.
+settings tree whose nodes keep their places in the envoy.yaml, so that a mistake is reported where it was made. A
+cluster of type EDS asks the service for its endpoints, so the settings must say where they come from.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from extproc.endpoint import format_host
 DNS_CLUSTER = "envoy.extensions.clusters.dns.v3.DnsCluster"
 OVERRIDE_HOST = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 METADATA = "extproc"  # the namespace in an endpoint's filter_metadata, and the key in node.metadata
+EDS = "EDS"
 _DNS_TYPES = ("STRICT_DNS", "LOGICAL_DNS")
 STATIC_TYPES = ("STATIC", *_DNS_TYPES)
 _OUT_OF_SERVICE = ("UNHEALTHY", "DRAINING", "TIMEOUT")
@@ -76,7 +78,8 @@ def settings_tree(bootstrap: Node) -> tuple[Node, list[Finding]]:
         name = cluster.get("name")
         if name is None or not name.text or override_host(cluster) is None:
             continue
-        pools[name.text] = _pool(cluster, overrides.fields.get(name.text), findings)
+        place = Node(f"{overrides.path}.{name.text}", cluster.line, None)
+        pools[name.text] = _pool(cluster, overrides.fields.get(name.text), place, findings)
     for name_, node in overrides.fields.items():
         if pools and name_ not in pools:
             message = f'no cluster "{name_}" with the override_host policy'
@@ -94,7 +97,20 @@ def _line(node: Node) -> int:
     return found.line
 
 
-def _pool(cluster: Node, override: Node | None, findings: list[Finding]) -> Node:
+def is_eds(cluster: Node) -> bool:
+    """Whether Envoy asks for its endpoints."""
+    kind = cluster.get("type")
+    return kind is not None and kind.text == EDS
+
+
+def service_name(cluster: Node) -> Node | None:
+    """The name under which Envoy does; None: its own."""
+    found = cluster.at("eds_cluster_config", "service_name")
+    return found if found is not None and found.text else None
+
+
+def _pool(cluster: Node, override: Node | None, missing: Node, findings: list[Finding]) -> Node:
+    """`missing`: where the overrides would stand, if there are none."""
     kind = cluster.get("type")
     discovered = kind is not None and kind.text not in (None, *STATIC_TYPES)
     if override is not None and not isinstance(override.value, dict | None):
@@ -110,12 +126,25 @@ def _pool(cluster: Node, override: Node | None, findings: list[Finding]) -> Node
                 cure=f"move them to {cluster.path}.load_assignment",
             )
         )
-    if listed is None or not discovered:
+    discovery = None if discovered else out.pop("discovery", None)
+    if discovery is not None:
+        findings.append(
+            Finding(
+                codes.POOL_UNKNOWN,
+                discovery,
+                "Envoy has a list of its own for this cluster",
+                cure="give the cluster type: EDS, as in the shipped envoy-eds.yaml, or remove this",
+            )
+        )
+    if not discovered or (listed is None and not is_eds(cluster)):
         out["endpoints"] = _endpoints(cluster, findings)
+    asked = service_name(cluster) if is_eds(cluster) else None
+    if asked is not None:
+        out["service_name"] = asked
     dns = dns_of(cluster)
     if dns is not None:
         out.setdefault("dns_family", Node(dns.family_node.path, dns.family_node.line, dns.family))
-    place = override if override is not None else cluster
+    place = override if override is not None else missing if is_eds(cluster) else cluster
     return Node(place.path, place.line, out)
 
 

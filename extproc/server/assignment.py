@@ -27,7 +27,7 @@ TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 # Envoy's weights are whole numbers and must not exceed 2^32 - 1 in sum, of thousands of hosts.
 _UNIT = 100
 _HEAVIEST = 1_000_000
-_OUT_OF_SERVICE = frozenset({"draining", "drained", "expired"})
+_OUT_OF_SERVICE = frozenset({State.DRAINING, State.DRAINED, State.EXPIRED})
 
 Seen = tuple[tuple[Endpoint, ...], tuple[HealthStatus, ...]]
 

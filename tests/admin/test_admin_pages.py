@@ -28,6 +28,9 @@ COUNTS = {
     "undecodable_log_messages": 3,
     "access_log_entries": 5,
     "access_log_connections": 1,
+    "eds_streams": 2,
+    "eds_pushes": 6,
+    "eds_refused": 0,
 }
 
 

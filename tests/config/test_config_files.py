@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from extproc.config import ConfigError, load, read_settings
+from extproc.config import ConfigError, endpoints_file, load, read_settings
 from extproc.config.check import check
 from extproc.config.problems import Severity
-from extproc.config.settings import Settings
+from extproc.config.settings import EndpointSettings, Settings
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "envoy").glob("envoy*.yaml"))
@@ -37,7 +37,15 @@ def test_a_shipped_file_has_no_problem_and_makes_a_pool_of_four(path: Path) -> N
     assert check(loaded) == ()
     assert loaded.kind == "envoy"
     assert loaded.settings is not None
-    addresses = [endpoint.address for endpoint in loaded.settings.pools["vllm"].endpoints]
+    pool = loaded.settings.pools["vllm"]
+    listed: tuple[EndpointSettings, ...] | None = pool.endpoints
+    if pool.discovery is not None:
+        assert pool.discovery.file is not None
+        file = ROOT / pool.discovery.file.path
+        listed, problems = endpoints_file.read(file.read_bytes(), file.name)
+        assert problems == ()
+    assert listed is not None
+    addresses = [endpoint.address for endpoint in listed]
     assert addresses == [f"127.0.0.1:{port}" for port in (8001, 8002, 8003, 8004)]
 
 

@@ -76,7 +76,7 @@ def test_a_server_that_only_starts_is_healthy_until_it_refuses() -> None:
     assert status(refusing(), 0.0) == UNHEALTHY
 
 
-@pytest.mark.parametrize("state", [state for state in State if state not in (State.GONE,)])
+@pytest.mark.parametrize("state", [state for state in State if state is not State.GONE])
 def test_each_state_has_a_health(state: State) -> None:
     class At(Member):
         __slots__ = ()
@@ -85,7 +85,7 @@ def test_each_state_has_a_health(state: State) -> None:
             return state
 
     said = {State.UNHEALTHY: UNHEALTHY}.get(state, HEALTHY)
-    if str(state) in ("draining", "drained", "expired"):
+    if state in (State.DRAINING, State.DRAINED, State.EXPIRED):
         said = DRAINING
     assert status(At(endpoint(1), stale_after_s=STALE_AFTER_S), 0.0) == said
 

@@ -14,12 +14,13 @@ import yaml
 from tests.support.envoy_wheels import ROOT
 
 SHAPES = {"A": "envoy.yaml", "B": "envoy-headers-then-body.yaml", "C": "envoy-full-duplex.yaml"}
+FILES = {**SHAPES, "EDS": "envoy-eds.yaml"}
 Json = dict[str, Any]
 
 
 def shipped(shape: str) -> Json:
-    """The shipped file of an exchange shape, as data."""
-    config = yaml.safe_load((ROOT / "envoy" / SHAPES[shape]).read_text())
+    """A shipped file, as data: of an exchange shape, or `EDS`."""
+    config = yaml.safe_load((ROOT / "envoy" / FILES[shape]).read_text())
     unshared: Json = json.loads(json.dumps(config))  # YAML anchors would make one change appear in several places
     return unshared
 
@@ -39,13 +40,14 @@ def free_port() -> int:
 
 
 def place(config: Json, *, listener: int, admin: int, grpc: int, service_admin: int, servers: Iterable[int]) -> None:
-    """Put a shipped file onto these ports of loopback."""
+    """Put a shipped file onto these ports of loopback. A source of servers is the test's to set."""
     config["static_resources"]["listeners"][0]["address"] = _socket(listener)
     config["admin"]["address"] = _socket(admin)
     config["node"]["metadata"]["extproc"]["grpc"]["listen"] = f"127.0.0.1:{grpc}"
     config["node"]["metadata"]["extproc"]["admin"]["listen"] = f"127.0.0.1:{service_admin}"
     _endpoints(config, "extproc", [grpc])
-    _endpoints(config, "vllm", servers)
+    if "load_assignment" in cluster(config, "vllm"):
+        _endpoints(config, "vllm", servers)
 
 
 def write(config: Json, path: Path) -> Path:

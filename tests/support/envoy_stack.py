@@ -133,6 +133,18 @@ class Subprocess:
         code = self.process.returncode if self.process is not None else None
         assert code is None, f"the service exited with {code}"
 
+    async def until_answers(self) -> None:
+        """Wait until its admin port does."""
+
+        async def answers() -> bool:
+            self.check_running()
+            try:
+                return bool(await self.status())
+            except aiohttp.ClientError:
+                return False
+
+        await eventually(answers, "the service answers")
+
     async def status(self) -> Json:
         async with aiohttp.ClientSession() as session, session.get(f"http://{self._admin}/status") as response:
             found: Json = await response.json()

@@ -67,7 +67,7 @@ class DnsClient:
         Raises DnsError, also when one of both families gives no answer: the half that is known is not all.
         """
         asked = _RECORDS.get(family, ("A", "AAAA"))
-        answers = [answer for answer in await asyncio.gather(*[self._ask(name, kind) for kind in asked]) if answer]
+        answers = [answer for kind in asked if (answer := await self._ask(name, kind))]
         found = of_family(sorted({item.address for answer in answers for item in answer}), family)
         if not found:
             raise DnsError("it has no usable address")
@@ -75,7 +75,21 @@ class DnsClient:
         return tuple(ordered), min(answer.chaining_result.minimum_ttl for answer in answers)
 
     async def _ask(self, name: str, kind: str) -> dns.resolver.Answer | None:
-        """None: there is the name, but it has nothing of this kind."""
+        """None: there is the name, but it has nothing of this kind.
+
+        In a task of its own: dnspython waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation that
+        comes together with the answer. Who is cancelled here is cancelled.
+        """
+        asking = asyncio.create_task(self._resolve(name, kind), name=f"resolve {name}")
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait((asking,))
+        return asking.result()
+
+    async def _resolve(self, name: str, kind: str) -> dns.resolver.Answer | None:
         try:
             resolver = dns.asyncresolver.Resolver(configure=not self._servers)
             if self._servers:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
 from extproc.config.settings import EndpointSettings, PoolSettings
 from extproc.discovery.source import EndpointSet, endpoint_set, literal_address
-from extproc.endpoint import Address, split_host_port
+from extproc.endpoint import Address, Endpoint, split_host_port
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ListedSource:
 
     async def watch(self) -> AsyncGenerator[EndpointSet, None]:
         pending: dict[str, asyncio.Task[list[str]]] = {}
-        last: EndpointSet | None = None
+        last: frozenset[Endpoint] | None = None  # another order is no change
         refresh_s = self._pool.dns_refresh_s
         await self._replaced.wait()
         try:
@@ -99,8 +99,8 @@ class ListedSource:
                 self._replaced.clear()
                 await self._round(pending, min(refresh_s, _ROUND_S))
                 now = endpoint_set(self._entries or (), self._addresses)
-                if now != last:
-                    last = now
+                if frozenset(now) != last:
+                    last = frozenset(now)
                     yield now
                 await self._pause(refresh_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
         finally:

@@ -93,8 +93,9 @@ class SrvSource:
             self._known.pop(gone, None)
             self._failing.pop(gone, None)
         few = asyncio.Semaphore(_AT_ONCE)
-        ttls_s = await asyncio.gather(*[self._resolve(target, few) for target in targets])
-        return min([ttl_s, *ttls_s])
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._resolve(target, few)) for target in targets]
+        return min([ttl_s, *[task.result() for task in tasks]])
 
     async def _resolve(self, target: str, few: asyncio.Semaphore) -> float:
         async with few:

@@ -263,3 +263,24 @@ async def test_a_change_comes_within_the_ttl_by_the_clock(zone: DnsServer) -> No
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_cancellation_that_the_library_loses_is_not_lost(
+    zone: DnsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`asyncio.wait_for` did so before Python 3.12: a service that stops would wait for ever."""
+    asked = asyncio.Event()
+
+    async def resolve(*_: object, **__: object) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    monkeypatch.setattr("dns.asyncresolver.Resolver.resolve", resolve)
+    asking = asyncio.create_task(DnsClient([zone.address]).addresses("a.test", "v4_only"))
+    await asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking

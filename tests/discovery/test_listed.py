@@ -1,4 +1,4 @@
-"""Sources of members: one contract for all, and what is special to DNS."""
+"""Servers that are listed, by IP address or by DNS name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from itertools import pairwise
 
@@ -85,58 +85,63 @@ async def collect(source: EndpointSource, rounds: Rounds) -> list[list[str]]:
     return seen
 
 
-SOURCES: dict[str, Callable[[PoolSettings], EndpointSource]] = {
-    "listed": lambda settings: ListedSource(settings, Zone()),
-}
+async def first(source: EndpointSource) -> EndpointSet:
+    async with asyncio.timeout(5), aclosing(source.watch()) as sets:
+        return await anext(sets)
 
 
-@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
-class TestEverySource:
-    async def first(self, source: EndpointSource) -> EndpointSet:
-        async with asyncio.timeout(5), aclosing(source.watch()) as sets:
-            return await anext(sets)
+async def test_the_first_set_comes_in_configured_order() -> None:
+    found = await first(ListedSource(pool("10.0.0.2:8000", "[fd00::1]:8000", "10.0.0.1:8000")))
+    assert addresses(found) == ["10.0.0.2:8000", "[fd00::1]:8000", "10.0.0.1:8000"]
+    assert [endpoint.hostname for endpoint in found] == [None] * 3
 
-    async def test_the_first_set_comes_at_once_in_configured_order(
-        self, make: Callable[[PoolSettings], EndpointSource]
-    ) -> None:
-        found = await self.first(make(pool("10.0.0.2:8000", "[fd00::1]:8000", "10.0.0.1:8000")))
-        assert addresses(found) == ["10.0.0.2:8000", "[fd00::1]:8000", "10.0.0.1:8000"]
-        assert [endpoint.hostname for endpoint in found] == [None] * 3
 
-    async def test_an_address_that_comes_twice_is_one_endpoint_the_first(
-        self, make: Callable[[PoolSettings], EndpointSource]
-    ) -> None:
-        entries = (
-            EndpointSettings(address="[fd00:0::1]:8000", weight=2.0),
-            EndpointSettings(address="[fd00::1]:8000", weight=3.0),
-        )
-        found = await self.first(make(PoolSettings(endpoints=entries)))
-        assert [(endpoint.address, endpoint.weight) for endpoint in found] == [(Address.of("fd00::1", 8000), 2.0)]
+async def test_an_address_that_comes_twice_is_one_endpoint_the_first() -> None:
+    entries = (
+        EndpointSettings(address="[fd00:0::1]:8000", weight=2.0),
+        EndpointSettings(address="[fd00::1]:8000", weight=3.0),
+    )
+    found = await first(ListedSource(PoolSettings(endpoints=entries)))
+    assert [(endpoint.address, endpoint.weight) for endpoint in found] == [(Address.of("fd00::1", 8000), 2.0)]
 
-    async def test_what_the_operator_says_of_an_endpoint_is_kept(
-        self, make: Callable[[PoolSettings], EndpointSource]
-    ) -> None:
-        entry = EndpointSettings(address="10.0.0.1:8000", weight=0.5, model=("m", "n"), metrics_port=9100, drained=True)
-        (found,) = await self.first(make(PoolSettings(endpoints=(entry,))))
-        assert (found.weight, found.models, found.metrics_port, found.drained) == (0.5, ("m", "n"), 9100, True)
 
-    async def test_no_endpoints_are_an_empty_set_not_silence(
-        self, make: Callable[[PoolSettings], EndpointSource]
-    ) -> None:
-        source = make(pool())
-        assert await self.first(source) == ()
-        assert source.failing == {}
+async def test_no_endpoints_are_an_empty_set_not_silence() -> None:
+    source = ListedSource(pool())
+    assert await first(source) == ()
+    assert source.failing == {}
 
-    async def test_it_goes_on_until_it_is_cancelled(self, make: Callable[[PoolSettings], EndpointSource]) -> None:
-        sets: AsyncGenerator[EndpointSet, None] = make(pool("10.0.0.1:8000")).watch()
+
+async def test_a_replaced_list_keeps_what_its_names_had_and_forgets_the_others() -> None:
+    zone = Zone(a_test=["10.0.0.1"], b_test=["10.0.0.2"], c_test=["10.0.0.3"])
+
+    def replace() -> None:
+        zone.records["a.test"] = OSError("down")
+        zone.records["b.test"] = OSError("down")
+        source.replace(pool("a.test:8000", "c.test:8000").endpoints)
+
+    def back() -> None:
+        source.replace(pool("b.test:8000", "c.test:8000").endpoints)
+
+    rounds = Rounds(replace, back)
+    source = ListedSource(pool("a.test:8000", "b.test:8000"), zone, sleep=rounds)
+    seen = await collect(source, rounds)
+    assert seen == [
+        ["10.0.0.1:8000", "10.0.0.2:8000"],
+        ["10.0.0.1:8000", "10.0.0.3:8000"],
+        ["10.0.0.3:8000"],
+    ]
+    assert list(source.failing) == ["b.test"]
+
+
+async def test_a_replaced_list_is_followed_at_once_not_with_the_next_round() -> None:
+    zone = Zone(a_test=["10.0.0.1"])
+    source = ListedSource(pool("a.test:8000", refresh_s=3600.0), zone)
+    async with asyncio.timeout(5), aclosing(source.watch()) as sets:
         await anext(sets)
-        second = asyncio.ensure_future(anext(sets))
-        done, _ = await asyncio.wait([second], timeout=0.02)
-        assert not done
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        await sets.aclose()
+        source.replace(pool("a.test:8000", "10.0.0.9:8000").endpoints)
+        assert addresses(await anext(sets)) == ["10.0.0.1:8000", "10.0.0.9:8000"]
+        source.replace(())
+        assert await anext(sets) == ()
 
 
 async def test_names_become_all_their_addresses_of_both_families_with_the_name_kept() -> None:

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
+.PHONY: help install demo test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -25,6 +25,9 @@ test: $(STAMP)   ## all tests, those with real Envoy included
 
 test-envoy-matrix: $(STAMP) ## the real-Envoy tests on every supported Envoy branch
 	$(BIN)/python -m pytest -m envoy --envoy-versions=all $(PYTEST_ARGS)
+
+test-churn: $(STAMP) ## servers and the service come and go under streams, 30 events in three minutes (bench/out/churn.json)
+	$(BIN)/python -m tests.churn $(CHURN_ARGS)
 
 OLDEST := .venv-oldest
 test-oldest:     ## the tests without Envoy, on the oldest dependencies that pyproject.toml allows

@@ -6,6 +6,7 @@ No cluster is needed: the schemas are those that Kubernetes publishes.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,13 @@ class TestTheHookOfVllm:
     def test_it_ends_before_the_grace_period_does(self) -> None:
         assert "start + 170, heard + 60" in self.SCRIPT
         assert pod_of("vllm")["spec"]["terminationGracePeriodSeconds"] > 170
+
+
+def test_the_examples_of_the_manual_are_good_settings() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
+    assert examples
+    for text in examples:
+        Settings.model_validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize("name", ["extproc", "gateway"])

@@ -1,8 +1,9 @@
 """The composition root: everything is built here, started, watched, and ended in order.
 
 Start: the port opens at once (Envoy's health check needs an answer), but the service says "not ready" until an
-endpoint has given a usable sample, or `ready_wait_s` has passed: picks before that would be blind. Once ready it stays
-so: when all samples are stale it still knows its own requests in flight, and Envoy without it knows less.
+endpoint is seen to serve and its load is known, or `ready_wait_s` has passed: picks before that would be blind. Once
+ready it stays so: when all samples are stale it still knows its own requests in flight, and Envoy without it knows
+less.
 End: first "not ready", while requests are still served; then the listener closes; then open exchanges end or reach
 their bound. A request whose stream is cut by our end goes on in Envoy.
 """
@@ -18,21 +19,25 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-import grpc
 from aiohttp import web
 
 from extproc import __version__
 from extproc.admin import explain
 from extproc.admin import http as admin_http
+from extproc.admin.drain_file import DrainFile
+from extproc.admin.drains import DrainDesk
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import status
-from extproc.config.settings import PoolSettings, Settings
+from extproc.config.settings import DrainSettings, EndpointSettings, PoolSettings, Settings
 from extproc.discovery.choose import source_of
+from extproc.discovery.config_file import ConfigFile, Followed
+from extproc.discovery.listed import ListedSource
 from extproc.discovery.source import EndpointSource
 from extproc.endpoint import Endpoint, format_host, split_host_port
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
+from extproc.rpc.server import Server
 from extproc.scheduling.profiles import PROFILES
 from extproc.scheduling.shedding import ShedRule
 from extproc.server import access_log, eds, health, listener, processor
@@ -57,8 +62,14 @@ _REFUSE_WITHIN, _BELIEVE_WITHIN = 2, 3
 class App:
     """One service process. `run` it once."""
 
-    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ListenError for a file named in a `scrape` section that cannot be used."""
+    def __init__(
+        self, settings: Settings, *, followed: Followed | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`followed`: the file of the settings, whose changes are followed while the service runs.
+
+        Raises ListenError for a file named in a `scrape` section, or as `drain.state_file`, that cannot be used, and
+        for what a pool's discovery needs and is not installed.
+        """
         self.settings = settings
         self.grpc_address = ""  # host:port, once started
         self.admin_address = ""  # host:port, once started
@@ -68,7 +79,7 @@ class App:
         self._was_ready = False
         # Pick ids come back through Envoy, perhaps to a successor of this process: the prefix tells ours apart.
         self.router = Router(
-            [_plan(name, pool, settings) for name, pool in settings.pools.items()],
+            [_plan(name, pool, settings, time.time() - clock()) for name, pool in settings.pools.items()],
             default_pool=settings.default_pool,
             rng=Random(),
             id_prefix=f"{secrets.token_hex(4)}-",
@@ -97,7 +108,9 @@ class App:
             self._sources = {name: source_of(pool) for name, pool in settings.pools.items()}
         except ValueError as error:
             raise listener.ListenError(str(error)) from error
+        self._config_file = ConfigFile(followed, settings, self._relist) if followed is not None else None
         self.router.unknown.on_new = _warn_of_unknown
+        self._drains = _drain_desk(self.router, settings.drain, clock)
         self._access_log = access_log.AccessLogReceiver(self.router, clock)
         self._eds = self._discovery_for_envoy()
         self._processor = processor.Processor(
@@ -114,7 +127,7 @@ class App:
                 self._processor.decisions.cumulative,
                 self.ready,
                 clock,
-                self._failing_names,
+                self._failing,
             )
         )
 
@@ -123,7 +136,7 @@ class App:
         if not self._was_ready:
             now = self._clock()
             waited = now - self._started_s > self.settings.ready_wait_s
-            self._was_ready = waited or any(pool.has_usable_sample(now) for pool in self.router.pools)
+            self._was_ready = waited or any(pool.can_pick(now) for pool in self.router.pools)
         return self._was_ready and not self._stopping
 
     def status(self) -> dict[str, Any]:
@@ -146,7 +159,8 @@ class App:
                 "entries": counts["access_log_entries"],
                 "undecodable": counts["undecodable_log_messages"],
             },
-            failing_names=self._failing_names(),
+            failing=self._failing(),
+            config_file=self._config_file.status() if self._config_file is not None else None,
             eds=self._eds.status(),
         )
 
@@ -167,9 +181,10 @@ class App:
                 health.handlers(health.Health(self.ready)),
             ),
         )
-        admin = await self._start_admin()
-        await server.start()
-        try:
+        async with contextlib.AsyncExitStack() as ending:
+            ending.push_async_callback(server.stop, 0)
+            ending.push_async_callback((await self._start_admin()).cleanup)
+            await server.start()
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(coroutine, name=name) for name, coroutine in self._background().items()]
                 self._announce()
@@ -181,12 +196,9 @@ class App:
                 await self._end_streams(server)
                 for task in background:
                     task.cancel()
-        finally:
-            await server.stop(0)
-            await admin.cleanup()
-            log.info("stopped")
+        log.info("stopped")
 
-    async def _end_streams(self, server: grpc.aio.Server) -> None:
+    async def _end_streams(self, server: Server) -> None:
         """Close the listener and wait for the open exchanges, at most `shutdown_grace_s`.
 
         Envoy's access log and those who watch our health hold their calls for ever: they are not waited for.
@@ -201,8 +213,10 @@ class App:
 
     def _background(self) -> dict[str, Any]:
         """The coroutines that run beside the request path, by task name."""
-        coroutines: dict[str, Any] = {"readiness": self._log_readiness(), "drains": self._watch_drains()}
+        coroutines: dict[str, Any] = {"readiness": self._log_readiness(), "drains": self._drains.watch(_DRAINS_TICK_S)}
         coroutines["eds"] = self._eds.run()
+        if self._config_file is not None:
+            coroutines["configuration"] = self._config_file.run()
         for name, source in self._sources.items():
             pollers: list[EndpointLoops] = [self._pollers[name]]
             coroutines[f"poll {name}"] = self._pollers[name].run()
@@ -217,6 +231,7 @@ class App:
         async with contextlib.aclosing(source.watch()) as endpoint_sets:
             async for endpoints in endpoint_sets:
                 change = pool.set_endpoints(endpoints)
+                self._drains.appeared(pool)
                 for poller in pollers:
                     poller.set_endpoints([member.endpoint for member in pool.members])
                 log.info(
@@ -227,6 +242,12 @@ class App:
                     _listing(", gone: ", change.removed),
                 )
 
+    def _relist(self, pool: str, endpoints: tuple[EndpointSettings, ...]) -> None:
+        """Give a pool whose servers are listed another list."""
+        source = self._sources[pool]
+        assert isinstance(source, ListedSource), "a pool with discovery has no list"
+        source.replace(endpoints)
+
     async def _log_readiness(self) -> None:
         """One log line when requests may come."""
         while True:
@@ -234,15 +255,6 @@ class App:
                 log.info("ready")
                 return
             await asyncio.sleep(0.1)
-
-    async def _watch_drains(self) -> None:
-        """Let drains come to their ends, and log what happens to them."""
-        while True:
-            for pool in self.router.pools:
-                pool.drains.tick(self._clock())
-                while pool.drains.events:
-                    log.info("pool %s: %s", pool.name, pool.drains.events.popleft())
-            await asyncio.sleep(_DRAINS_TICK_S)
 
     async def _start_admin(self) -> web.AppRunner:
         runner = web.AppRunner(
@@ -268,6 +280,7 @@ class App:
             status=self.status,
             explain=lambda request: explain.explanation(self.router, request, self._clock()),
             decisions=lambda limit: explain.decisions(self.router, limit, self._clock()),
+            drains=self._drains,
         )
 
     def _announce(self) -> None:
@@ -294,7 +307,7 @@ class App:
             clock=self._clock,
         )
 
-    def _failing_names(self) -> dict[str, Mapping[str, str]]:
+    def _failing(self) -> dict[str, Mapping[str, str]]:
         return {name: source.failing for name, source in self._sources.items()}
 
     def _service_counts(self) -> dict[str, int]:
@@ -369,12 +382,18 @@ class _ModelsSink:
         self._pool.models_failed(endpoint.address, reason, failure.at_s, refused=refused)
 
 
-def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
+def _plan(name: str, pool: PoolSettings, settings: Settings, unix_s: float) -> PoolPlan:
     scrape = pool.scrape or settings.scrape
     models = pool.models or settings.models
     scheduling = pool.scheduling or settings.scheduling
     return PoolPlan(
-        Pool(name, stale_after_s=scrape.stale_after_s, models_stale_after_s=_BELIEVE_WITHIN * models.interval_s),
+        Pool(
+            name,
+            stale_after_s=scrape.stale_after_s,
+            models_stale_after_s=_BELIEVE_WITHIN * models.interval_s,
+            probed=True,
+            unix_s=unix_s,
+        ),
         PROFILES[scheduling.profile],
         scheduling.hosts,
         max_blocks=scheduling.max_prefix_blocks,
@@ -385,6 +404,25 @@ def _plan(name: str, pool: PoolSettings, settings: Settings) -> PoolPlan:
         priority_header=scheduling.priority_header,
         refuse_models_within_s=_REFUSE_WITHIN * models.interval_s if models.reject_unknown else None,
     )
+
+
+def _drain_desk(router: Router, settings: DrainSettings, clock: Callable[[], float]) -> DrainDesk:
+    """Raises ListenError for a state file that cannot be used."""
+    file = None if settings.state_file is None else DrainFile(settings.state_file)
+    try:
+        return DrainDesk(
+            router,
+            settings.bounds,
+            floor=settings.floor,
+            server_requests=settings.server_requests,
+            file=file,
+            clock=clock,
+        )
+    except OSError as error:
+        raise listener.ListenError(
+            f"drain.state_file: cannot use {settings.state_file} ({error.strerror or error}); its directory must exist"
+            " and be writable by this user, and it must be a file that can be replaced (not one that is mounted)"
+        ) from error
 
 
 def _warn_of_unknown(by: NamedBy, name: str) -> None:

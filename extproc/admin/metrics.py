@@ -27,17 +27,17 @@ class RouterCollector:
         decisions: Callable[[], tuple[list[tuple[str, float]], float]],
         ready: Callable[[], bool],
         clock: Callable[[], float],
-        failing_names: Callable[[], Mapping[str, Iterable[str]]] = dict,
+        failing: Callable[[], Mapping[str, Iterable[str]]] = dict,
     ) -> None:
         """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`. `decisions`: the
-        cumulative buckets and the sum, in seconds, of the time decisions took. `failing_names`: by pool, the DNS names
-        that do not resolve."""
+        cumulative buckets and the sum, in seconds, of the time decisions took. `failing`: by pool, what its
+        discovery cannot find out."""
         self._router = router
         self._service = service
         self._decisions = decisions
         self._ready = ready
         self._clock = clock
-        self._failing_names = failing_names
+        self._failing = failing
 
     def describe(self) -> list[Metric]:
         return []  # nothing to check for clashes; saves a collection at registration
@@ -47,7 +47,8 @@ class RouterCollector:
         yield from self._prompts()
         yield from self._endpoints()
         yield from self._drains()
-        yield self._dns()
+        yield from self._starts()
+        yield self._discovery()
         yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
         buckets, sum_s = self._decisions()
         decision = HistogramMetricFamily("extproc_decision_seconds", "From a decoded request to its decision.")
@@ -114,15 +115,29 @@ class RouterCollector:
             draining.add_metric([name], len(going_on))
         yield from (started, ended, cut, draining)
 
-    def _dns(self) -> Metric:
-        """No series is a name that resolves: the names are few, and an alert needs only those that do not."""
-        dns = GaugeMetricFamily(
-            "extproc_dns_failing", "1 for a DNS name that does not resolve.", labels=["pool", "name"]
+    def _starts(self) -> Iterator[Metric]:
+        starts = CounterMetricFamily("extproc_endpoint_starts", "Endpoints that were seen to start.", labels=["pool"])
+        took = GaugeMetricFamily(
+            "extproc_endpoint_start_seconds", "From first seen to ready, median of the last starts.", labels=["pool"]
         )
-        for pool, names in self._failing_names().items():
+        for name, plan in self._router.plans.items():
+            times = plan.pool.starts
+            starts.add_metric([name], times.count)
+            if times.median_s is not None:
+                took.add_metric([name], times.median_s)
+        yield from (starts, took)
+
+    def _discovery(self) -> Metric:
+        """No series is a name that resolves: the names are few, and an alert needs only those that do not."""
+        failing = GaugeMetricFamily(
+            "extproc_discovery_failing",
+            "1 for what discovery cannot find out at present: a DNS name, a file.",
+            labels=["pool", "name"],
+        )
+        for pool, names in self._failing().items():
             for name in names:
-                dns.add_metric([pool, name], 1.0)
-        return dns
+                failing.add_metric([pool, name], 1.0)
+        return failing
 
     def _prompts(self) -> Iterator[Metric]:
         by_api = ["pool", "api"]

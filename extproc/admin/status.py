@@ -27,21 +27,23 @@ def status(
     version: str,
     streams: dict[str, int],
     access_log: dict[str, int],
-    failing_names: Mapping[str, Mapping[str, str]] | None = None,
+    failing: Mapping[str, Mapping[str, str]] | None = None,
     eds: Mapping[str, Any] | None = None,
+    config_file: Mapping[str, Any] | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """The whole status. Ages are in seconds; null means unknown, never zero.
 
-    `failing_names`: by pool, the DNS names that do not resolve, and why. `eds`: what Envoys are told of endpoints.
+    `failing`: by pool, what its discovery cannot find out (a DNS name, a file), and why. `eds`: what Envoys are told of
+    endpoints. `config_file`: whether changes of it could be followed; None: they are not.
     """
-    ledger, failing = router.ledger, failing_names or {}
+    ledger, failing = router.ledger, failing or {}
     return {
         "version": version,
         "ready": ready,
         "uptime_s": _round(now - started_s),
         "time": wall_clock(),
-        "warnings": _warnings(router, now, access_log, failing) + _refusals(eds or {}),
+        "warnings": _warnings(router, now, access_log, failing) + _refusals(eds or {}) + _unfollowed(config_file or {}),
         "pools": {
             name: _pool(plan, now, wall_clock(), failing.get(name, {}))
             | {"prompts": _prompts(router.placements[name].tally)}
@@ -50,6 +52,7 @@ def status(
         "streams": streams,
         "access_log": access_log,
         "eds": dict(eds or {}),
+        "config_file": dict(config_file) if config_file is not None else None,
         "requests": {
             "picks": dict(ledger.picks),
             "rejections": {str(reason): count for reason, count in ledger.rejections.items()},
@@ -64,12 +67,17 @@ def status(
     }
 
 
-def _pool(plan: PoolPlan, now: float, wall_now: float, failing_names: Mapping[str, str]) -> dict[str, Any]:
+def _pool(plan: PoolPlan, now: float, wall_now: float, failing: Mapping[str, str]) -> dict[str, Any]:
     return {
         "profile": plan.profile.name,
         "hosts_per_pick": plan.hosts,
         "endpoints": [_endpoint(member, now, wall_now) for member in plan.pool.members],
-        "failing_names": dict(failing_names),
+        "failing": dict(failing),
+        "starts": {
+            "seen": plan.pool.starts.count,
+            "median_s": _round(plan.pool.starts.median_s),
+            "last_s": [_round(each) for each in plan.pool.starts.last_s],
+        },
         "leaving": [{"address": str(m.address), "in_flight": m.in_flight} for m in plan.pool.leaving],
     }
 
@@ -104,6 +112,9 @@ def _endpoint(member: Member, now: float, wall_now: float) -> dict[str, Any]:
         "drain": None if member.drain is None else view(member, now, wall_now - now),
         "problem": member.problem(now),
         "last_scrape_error": health.last_error,
+        "start_s": _round(member.start_s),
+        "warm_up_most": member.warm_up.most,
+        "token_interval_p99_s": _round(member.token_interval.p99_s),
         "in_flight": member.in_flight,
         "sent_since_sample": member.unseen,
         "sample": None
@@ -145,7 +156,7 @@ def recent(reservation: Reservation, now: float) -> dict[str, Any]:
 
 
 def _warnings(
-    router: Router, now: float, access_log: dict[str, int], failing_names: Mapping[str, Mapping[str, str]]
+    router: Router, now: float, access_log: dict[str, int], failing: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
     """What a person should know at once, in words."""
     out = []
@@ -162,8 +173,11 @@ def _warnings(
         )
     for (by, name), count in router.unknown.names.items():
         out.append(f"{count} requests were routed as if their {_NAMED_BY[by]} {name!r} were not set: there is none")
-    for name, reasons in failing_names.items():
-        out.extend(f"pool {name}: cannot resolve {host}: {reason}" for host, reason in reasons.items())
+    for name, reasons in failing.items():
+        out.extend(
+            f"pool {name}: {reason}" if reason.startswith(what) else f"pool {name}: {what}: {reason}"
+            for what, reason in reasons.items()
+        )
     for name, plan in router.plans.items():
         members = plan.pool.members
         if not members:
@@ -180,6 +194,16 @@ def _refusals(eds: Mapping[str, Any]) -> list[str]:
         for each in eds.get("streams", ())
         if each["refusal"] is not None
     ]
+
+
+def _unfollowed(config_file: Mapping[str, Any]) -> list[str]:
+    out = []
+    if config_file.get("failing"):
+        out.append(f"the configuration file cannot be used, what was read before holds: {config_file['failing']}")
+    if config_file.get("after_restart"):
+        changed = ", ".join(config_file["after_restart"])
+        out.append(f"{config_file['path']} has changed; this counts only after a restart: {changed}")
+    return out
 
 
 def _age(at_s: float, now: float) -> float | None:

@@ -46,10 +46,11 @@ def settings_from(
         raise typer.BadParameter(f"{path} is not an envoy.yaml; a file of our own settings goes with --config")
     if config is not None and loaded.kind == "envoy":
         raise typer.BadParameter(f"{path} is an envoy.yaml; it goes with --envoy")
-    return _override(loaded.settings, listen, admin)
+    return override(loaded.settings, listen, admin)
 
 
-def _override(settings: Settings, listen: str | None, admin: str | None) -> Settings:
+def override(settings: Settings, listen: str | None, admin: str | None) -> Settings:
+    """The settings with what the command line says. Raises typer.BadParameter for an address that is none."""
     update: dict[str, object] = {}
     try:
         if listen is not None:

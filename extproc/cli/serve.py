@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,23 +17,33 @@ def serve(
     config: Annotated[Path | None, typer.Option("--config", help="A configuration file of the service's own.")] = None,
     listen: Annotated[str | None, typer.Option(help="Overrides grpc.listen (host:port).")] = None,
     admin: Annotated[str | None, typer.Option(help="Overrides admin.listen (host:port).")] = None,
+    reload: Annotated[
+        bool, typer.Option(help="Follow changes of the servers that FILE lists, without a restart.")
+    ] = True,
     log_level: Annotated[LogLevel, typer.Option(help="How much is logged.")] = LogLevel.INFO,
 ) -> None:
     """Run the service in front of the pools that FILE describes.
 
-    Give --envoy with the file your Envoy runs with, or --config with a file of the same schema. SIGTERM or Ctrl-C
+    Give --envoy with the file your Envoy runs with, or --config with a file of the same schema. When the servers in it
+    change they are followed; what else changes counts after a restart, and is named in the log. SIGTERM or Ctrl-C
     stops it in order: not ready, then no new requests, then the open ones end; a second signal exits at once.
     """
     # Here, so that the other commands (and --help) need not wait for gRPC.
     from extproc.app import App
     from extproc.cli import _config, _run
+    from extproc.config.load import Kind
+    from extproc.discovery.config_file import Followed
     from extproc.server.listener import ListenError
 
     settings = _config.settings_from(envoy, config, listen=listen, admin=admin)
+    path = envoy or config
+    assert path is not None, "settings_from has seen to it"
+    kind: Kind = "own" if envoy is None else "envoy"
+    followed = Followed(path, kind, partial(_config.override, listen=listen, admin=admin))
     _run.setup_logging(log_level)
 
     async def main(stop: asyncio.Event) -> None:
-        app = App(settings)
+        app = App(settings, followed=followed if reload else None)
         _run.tune_gc()
         await app.run(stop)
 

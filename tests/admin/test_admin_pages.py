@@ -72,7 +72,7 @@ def test_metrics_tell_requests_endpoints_and_the_state_of_the_shells() -> None:
     assert seen["extproc_undecodable_messages_total", ()] == 1
     assert seen["extproc_access_log_connections", ()] == 1
     assert seen["extproc_undecodable_log_messages_total", ()] == 3
-    assert seen["extproc_dns_failing", labels(pool="vllm", name="vllm.test")] == 1
+    assert seen["extproc_discovery_failing", labels(pool="vllm", name="vllm.test")] == 1
     assert seen["extproc_decision_seconds_count", ()] == 4
     assert seen["extproc_decision_seconds_sum", ()] == 0.25
 
@@ -90,10 +90,10 @@ def test_names_that_do_not_exist_are_counted_by_what_named_them_and_shown() -> N
 
 def test_a_dns_name_that_does_not_resolve_is_shown_with_its_pool() -> None:
     fleet = sampled_router(1)
-    page = shown(fleet, failing_names={"vllm": {"vllm.test": "no such name"}})
-    assert page["pools"]["vllm"]["failing_names"] == {"vllm.test": "no such name"}
-    assert "pool vllm: cannot resolve vllm.test: no such name" in page["warnings"]
-    assert shown(fleet)["pools"]["vllm"]["failing_names"] == {}
+    page = shown(fleet, failing={"vllm": {"vllm.test": "no such name"}})
+    assert page["pools"]["vllm"]["failing"] == {"vllm.test": "no such name"}
+    assert "pool vllm: vllm.test: no such name" in page["warnings"]
+    assert shown(fleet)["pools"]["vllm"]["failing"] == {}
 
 
 def test_an_unknown_load_is_absent_from_the_metrics_not_zero() -> None:
@@ -105,7 +105,7 @@ def test_an_unknown_load_is_absent_from_the_metrics_not_zero() -> None:
 
 
 def shown(
-    of: Router, *, connected: int = 1, now: float = NOW, failing_names: dict[str, dict[str, str]] | None = None
+    of: Router, *, connected: int = 1, now: float = NOW, failing: dict[str, dict[str, str]] | None = None
 ) -> dict[str, Any]:
     return status(
         of,
@@ -115,7 +115,7 @@ def shown(
         version="1.2.3",
         streams={"open": 0},
         access_log={"connected": connected, "entries": 0},
-        failing_names=failing_names,
+        failing=failing,
         wall_clock=lambda: 1.7e9,
     )
 

@@ -233,11 +233,11 @@ async def test_a_dns_name_that_does_not_resolve_and_a_log_that_does_not_decode_a
         logs = running.client.logs()
         await logs.write(b"\xff\xff")
         await eventually(lambda: running.app.status()["access_log"]["undecodable"] == 1, "the message arrived")
-        await eventually(lambda: running.app.status()["pools"]["vllm"]["failing_names"], "the name was looked up")
+        await eventually(lambda: running.app.status()["pools"]["vllm"]["failing"], "the name was looked up")
         metrics = (await running.get("/metrics"))[1]
-        assert 'extproc_dns_failing{name="no..such..name",pool="vllm"} 1.0' in metrics
+        assert 'extproc_discovery_failing{name="no..such..name",pool="vllm"} 1.0' in metrics
         assert "extproc_undecodable_log_messages_total 1.0" in metrics
-        assert list(running.app.status()["pools"]["vllm"]["failing_names"]) == ["no..such..name"]
+        assert list(running.app.status()["pools"]["vllm"]["failing"]) == ["no..such..name"]
         logs.cancel()
 
 

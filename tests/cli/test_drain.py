@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shutil
 import signal
+import textwrap
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -264,13 +267,40 @@ async def test_an_explicit_drain_of_the_last_server_is_obeyed_with_a_warning(gro
                 assert ("no ready server is left in pool vllm" in drain.output) is warned
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the hook in the manual needs curl")
+async def test_the_pre_stop_hook_of_the_manual_waits_for_the_drain_and_bears_with_a_restart(ground: Ground) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "drain.md").read_text()
+    [hook] = re.findall(r"      - -c\n      - \|\n(.*?)```", manual, re.DOTALL)
+    hook = textwrap.dedent(hook).replace("extproc-admin:9003", ground.admin).replace("$POD_IP:8000", ground.address(0))
+    shell = await asyncio.create_subprocess_exec("sh", "-c", hook, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with ground.service() as service:
+            await service.says(f"{ground.address(0)} is draining, asked by: self")
+            url = f"http://{ground.address(0)}/v1/chat/completions"
+            foreign = await ground.http.post(url, json=CHAT | {"max_tokens": 4000})
+            ground.open.append(foreign)
+            service.signal(signal.SIGKILL)
+            await service.exit_code()
+        async with ground.service() as service:
+            await service.says(f"{ground.address(0)} is draining, asked by: self")
+            assert shell.returncode is None
+            foreign.close()
+            output, _ = await asyncio.wait_for(shell.communicate(), 20)
+            assert shell.returncode == 0
+            assert b'"phase": "drained"' in output
+    finally:
+        if shell.returncode is None:
+            shell.kill()
+            await shell.wait()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         ((), 2, "give one of: ENDPOINT, --victim, --self, --list"),
         (("10.0.0.1:8000", "--list"), 2, "give one of"),
         (("--self",), 2, "--self needs to know which server it is"),
-        (("10.0.0.1:8000", "--deadline", "-1"), 2, "-1"),
+        (("10.0.0.1:8000", "--deadline", "-1"), 2, "should be greater than or equal to 0"),
         (("10.0.0.1:8000",), 5, "no service at http://127.0.0.1:"),
         (("--self", "--address", "10.0.0.1:8000", "--away", "0"), 5, "no service at http://127.0.0.1:"),
         (("--self", "--address", "10.0.0.1"), 2, "has no port"),

@@ -18,9 +18,9 @@ from extproc.endpoint import Address, split_host_port
 from extproc.pool.deadline import Bounds, deadline_s, longest_s
 from extproc.pool.drain import By, Drain, Phase
 from extproc.pool.drains import Change
-from extproc.pool.member import Member, State
+from extproc.pool.member import Member
 from extproc.pool.pool import Pool
-from extproc.pool.victim import NoVictim, propose
+from extproc.pool.victim import SERVING, NoVictim, no_room, propose
 from extproc.router import Router
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ RESTORED_S = 3.0
 # A saved drain whose server is in no pool is kept for so long: it may only be late.
 KEPT_S = 86_400.0
 _SHOWN = 20  # endpoints named in an error
-_SERVING = frozenset({State.READY, State.RETURNING})
 
 
 class DrainError(Exception):
@@ -89,12 +88,12 @@ class DrainDesk:
         until_s = None if deadline is None else now + deadline
         if until_s is None and (member.drain is None or member.drain.deadline_s is None):
             until_s = now + self._time_for(member, now)
-        before = member.out
+        warning = None if member.out is not None else self._left_without(of, member, now)
         of.drains.ask(member, by, now, until_s)
         answer = self._view(of, member)
-        if before is None and not any(each.state(now) in _SERVING for each in of.members):
-            answer["warning"] = f"no ready server is left in pool {of.name}: requests may be answered 503"
-            log.warning("pool %s: %s is drained on request, and %s", of.name, member.address, answer["warning"])
+        if warning is not None:
+            answer["warning"] = warning
+            log.warning("pool %s: %s is drained as asked for, though %s", of.name, member.address, warning)
         return answer
 
     def cancel(self, endpoint: str, *, pool: str | None = None) -> dict[str, Any]:
@@ -227,6 +226,15 @@ class DrainDesk:
             ended_s=None if saved.ended is None else saved.ended + behind,
             open_at_end=saved.open,
         )
+
+    def _left_without(self, of: Pool, member: Member, now: float) -> str | None:
+        """What speaks against taking this one out, for whoever asks for it by name; None: nothing."""
+        serving = [each for each in of.members if each.state(now) in SERVING]
+        rest = [each for each in serving if each is not member]
+        if not rest:
+            return f"no ready server is left in pool {of.name}: requests may be answered 503"
+        tight = no_room(rest, serving, now, self._server_requests) if member in serving else None
+        return None if tight is None else f"the others may have no room for its requests: {tight}"
 
     def _time_for(self, member: Member, now: float) -> float:
         """How long to wait where nobody says."""

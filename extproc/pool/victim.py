@@ -18,7 +18,7 @@ from extproc.pool.deadline import Bounds
 from extproc.pool.drain import By, Phase
 from extproc.pool.member import KV_TIGHT_RATIO, Member, State
 
-_SERVING = frozenset({State.READY, State.RETURNING})
+SERVING = frozenset({State.READY, State.RETURNING})  # in any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def propose(
     if draining:
         return NoVictim(f"{draining[0].address} is draining; one at a time")
     staying = [member for member in members if member.out is None]
-    serving = [member for member in staying if member.state(now) in _SERVING]
+    serving = [member for member in staying if member.state(now) in SERVING]
     dead = [member for member in staying if member.state(now) is State.UNHEALTHY]
     spare = len(serving) > floor
     eligible = [m for m in (dead + serving if spare else dead) if not _alone_serves(m, staying)]
@@ -67,7 +67,7 @@ def propose(
     weighed = {member: (tokens_in_flight(member, bounds), alone_tokens(member)) for member in eligible}
     victim = min(eligible, key=lambda member: (*weighed[member], member.address))
     if victim in serving:
-        tight = _no_room([m for m in serving if m is not victim], serving, now, server_requests)
+        tight = no_room([m for m in serving if m is not victim], serving, now, server_requests)
         if tight is not None:
             return NoVictim(tight)
     tokens, alone = weighed[victim]
@@ -90,7 +90,11 @@ def _alone_serves(member: Member, staying: Sequence[Member]) -> bool:
     return bool(member.models - frozenset().union(*(models or () for models in others)))
 
 
-def _no_room(rest: Sequence[Member], serving: Sequence[Member], now: float, server_requests: int | None) -> str | None:
+def no_room(
+    rest: Sequence[Member], serving: Sequence[Member], now: float, server_requests: int | None = None
+) -> str | None:
+    """Why `rest`, of which there is at least one, cannot be relied on to take what runs on all of `serving`; None: it
+    can."""
     unknown = [member for member in serving if member.fresh_sample(now) is None]
     if unknown:
         return f"the load of {unknown[0].address} is not known"

@@ -210,6 +210,18 @@ async def test_the_last_server_may_be_drained_by_name_with_a_warning(caplog: pyt
         assert "warning" not in (await ask("POST", ONE))[1], "it is told when it happens"
 
 
+async def test_it_is_told_when_the_others_have_no_room() -> None:
+    """case f11; but who names a server is obeyed"""
+    world = World()
+    observe_all(world.router, START, kv=0.6)
+    async with world.served() as ask:
+        _, answer = await ask("POST", ONE)
+    assert (answer["phase"], answer["warning"]) == (
+        "draining",
+        "the others may have no room for its requests: what runs would fill 120% of the others' KV caches",
+    )
+
+
 async def test_a_server_that_has_left_is_shown_while_requests_run_on_it() -> None:
     world = World()
     pick = route(world.router, world.now, subset=["10.0.0.1"])

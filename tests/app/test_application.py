@@ -180,6 +180,15 @@ def test_a_ca_file_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:
         App(settings({"vllm": []}, scrape=scrape))
 
 
+def test_drains_that_could_not_be_kept_are_told_before_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "absent" / "drains.json"
+    words = (
+        r"drain\.state_file: cannot use .*absent/drains\.json \(No such file or directory\); its directory must exist"
+    )
+    with pytest.raises(ListenError, match=words):
+        App(settings({"vllm": ["127.0.0.1:1"]}, drain={"state_file": str(file)}))
+
+
 # Pools, shapes
 
 

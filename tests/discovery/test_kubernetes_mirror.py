@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.discovery.kubernetes.connection import ApiError, Event, Query
 from extproc.discovery.kubernetes.mirror import Mirror
@@ -193,3 +195,76 @@ async def test_a_fault_of_our_own_is_raised() -> None:
     of: Callable[[Json], Any] = bug
     with pytest.raises(KeyError):
         await Mirror(script, PODS, of, lambda: None, resync_s=60).run()
+
+
+class Server:
+    """Objects with a history. `trouble` says, request after request, what goes wrong; then all goes well."""
+
+    def __init__(self, trouble: list[str], changes: list[tuple[str, int | None]]) -> None:
+        self.objects: dict[str, int] = {}
+        self.trouble = trouble
+        self.changes = changes  # (name, value); None: deleted. One happens before every answer.
+        self.history: list[tuple[int, Event]] = []
+        self.settled = asyncio.Event()
+
+    def _step(self) -> str:
+        if self.changes:
+            name, value = self.changes.pop(0)
+            if value is not None:
+                kind = "MODIFIED" if name in self.objects else "ADDED"
+                self.objects[name] = value
+                self.history.append((len(self.history), Event(kind, item(name, value))))
+            elif name in self.objects:
+                del self.objects[name]
+                self.history.append((len(self.history), Event("DELETED", item(name))))
+        return self.trouble.pop(0) if self.trouble else "none"
+
+    async def read(self, query: Query) -> tuple[list[Json], str]:
+        if self._step() in ("away", "gone"):
+            raise AWAY
+        return [item(name, value) for name, value in self.objects.items()], str(len(self.history))
+
+    async def watch(self, query: Query, version: str, for_s: float) -> AsyncGenerator[list[Event], None]:
+        start = int(version)
+        while True:
+            trouble = self._step()
+            new = [event for number, event in self.history if number >= start]
+            start = len(self.history)
+            if trouble == "gone":
+                raise GONE
+            if trouble == "away":
+                raise BROKE
+            if trouble == "ended":
+                return
+            if trouble == "deaf":
+                new = []  # lost on the way
+            if not self.trouble and not self.changes:
+                yield new
+                self.settled.set()
+                await asyncio.Event().wait()
+            yield new
+
+    async def close(self) -> None: ...
+
+
+@given(
+    st.lists(st.sampled_from(["none", "away", "gone", "ended", "deaf"]), max_size=25),
+    st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=25),
+)
+def test_whatever_goes_wrong_the_objects_are_the_servers_after_the_next_list(
+    trouble: list[str], changes: list[tuple[str, int | None]]
+) -> None:
+    async def run() -> None:
+        # The watch ends once more after the last event was lost, as it does after resync_s.
+        server = Server([*trouble, "ended", "none"], changes)
+        mirror: Mirror[int] = Mirror(
+            server, PODS, lambda it: it["value"], lambda: None, resync_s=60, sleep=lambda _: asyncio.sleep(0)
+        )
+        task = asyncio.create_task(mirror.run())
+        async with asyncio.timeout(5):
+            await server.settled.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert mirror.objects == server.objects
+
+    asyncio.run(run())

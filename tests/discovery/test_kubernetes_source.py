@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from extproc.config.settings import DiscoverySettings, KubernetesDiscoverySettings, PoolSettings
 from extproc.discovery.choose import source_of
-from extproc.discovery.kubernetes import connection, source
+from extproc.discovery.kubernetes import connection
 from extproc.discovery.kubernetes.connection import Connection, Query, refusal
 from extproc.discovery.kubernetes.source import KubernetesSource
 from extproc.discovery.source import EndpointSet
@@ -379,7 +380,8 @@ def test_the_settings_choose_the_source() -> None:
 
 
 def test_a_missing_package_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    monkeypatch.delitem(sys.modules, "kubernetes_asyncio.client", raising=False)
     with pytest.raises(ValueError, match=r"pip install 'vllm-extproc\[kubernetes\]'"):
         KubernetesSource(KubernetesDiscoverySettings(service="vllm"))
 

@@ -22,8 +22,6 @@ import orjson
 from extproc.config.settings import KubernetesDiscoverySettings
 from extproc.discovery.kubernetes.objects import Json
 
-EXTRA = "install it with: pip install 'vllm-extproc[kubernetes]'"
-
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CONNECT_S = 5.0
 _ANSWER_S = 15.0  # for a page of a list, and for a watch to begin
@@ -207,10 +205,7 @@ class Connection:
 
     async def _connect(self) -> Any:
         """With the credentials as they are now."""
-        try:
-            client, config = (importlib.import_module(f"kubernetes_asyncio.{name}") for name in ("client", "config"))
-        except ImportError as error:
-            raise ApiError(f"the package kubernetes_asyncio is missing; {EXTRA}") from error
+        client, config = load_client()
         configuration = client.Configuration()
         settings = self._settings
         try:
@@ -237,6 +232,24 @@ class Connection:
             ) from error
         self._own_namespace = namespace or "default"
         return client.ApiClient(configuration=configuration)
+
+
+def load_client() -> tuple[Any, Any]:
+    """The modules `client` and `config` of kubernetes_asyncio. The first import takes a second and 40 MB: it is for
+    those who need it, and before they serve.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    try:
+        return importlib.import_module("kubernetes_asyncio.client"), importlib.import_module(
+            "kubernetes_asyncio.config"
+        )
+    except ImportError as error:
+        raise ValueError(
+            f"discovery.kubernetes needs the package kubernetes_asyncio ({error}); install it with: pip install"
+            " 'vllm-extproc[kubernetes]'"
+        ) from error
 
 
 def refusal(query: Query, verb: str, namespace: str, *, status: int, said: str, retry_after: str = "") -> ApiError:

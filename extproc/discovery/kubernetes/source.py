@@ -8,14 +8,13 @@ the last set stands; before the first answer nothing is said, since nobody is no
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from extproc.config.settings import KubernetesDiscoverySettings
-from extproc.discovery.kubernetes.connection import EXTRA, Connection, Query, Reader
+from extproc.discovery.kubernetes.connection import Connection, Query, Reader, load_client
 from extproc.discovery.kubernetes.members import Members, of_pods, of_slices
 from extproc.discovery.kubernetes.mirror import Mirror
 from extproc.discovery.kubernetes.objects import InferencePool, Pod, Slice
@@ -35,8 +34,7 @@ class KubernetesSource:
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        if importlib.util.find_spec("kubernetes_asyncio") is None:
-            raise ValueError(f"discovery.kubernetes: the package kubernetes_asyncio is missing; {EXTRA}")
+        load_client()
         self._settings = settings
         self._connect = connect
         self._rng = rng or random.Random()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from extproc.config.codes import Finding
-from extproc.config.rules import chain, destination, limits, log, overrides, pool, processor, routes, service
+from extproc.config.rules import chain, destination, eds, limits, log, overrides, pool, processor, routes, service
 from extproc.config.rules.rule import RULES
 from extproc.config.view import View
 
@@ -11,6 +11,7 @@ __all__ = [
     "RULES",
     "chain",
     "destination",
+    "eds",
     "findings",
     "limits",
     "log",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from extproc.config import wire
+from extproc.config import pools, wire
 from extproc.config.codes import Finding
 from extproc.config.problems import suggest
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
@@ -156,4 +156,6 @@ def node_identity(view: View, say: Say) -> Iterator[Finding]:
     for name in ("id", "cluster"):
         found = view.bootstrap.at("node", name)
         if found is None or found.value in (None, ""):
-            yield say(view.bootstrap, "is not set", f"node.{name}")
+            eds = any(pools.is_eds(cluster.node) for cluster in view.clusters.values())
+            message = "is not set; with EDS Envoy refuses the file unless its command line says it" if eds else "is not set"
+            yield say(view.bootstrap, message, f"node.{name}")

@@ -257,6 +257,7 @@ class Router:
         before, failing = member.sample, member.health.last_error is not None
         anew = before is not None and restarted(before, sample)
         self.ledger.presume_ended(member.observe(sample), now)
+        self.plans[pool].pool.note_start(member)
         self.placements[pool].observed(member, before, sample, anew=anew)
         if anew:
             self.plans[pool].pool.doubt_models(address)

@@ -12,7 +12,9 @@ Four witnesses, kept apart:
   (below). Where an entry is missing that says how an attempt went which Envoy repeated elsewhere, the first server was
   refused, reset, or answered 503: three of them in a row eject for `EJECT_S`, never longer.
 * **The probe.** Whoever is out, or new, is asked for its /health. While that fails it stays out. No probe ends nothing:
-  without a verdict for `PROBE_WAIT_S` (nobody probes, or no more) it is done without.
+  without a verdict for `PROBE_WAIT_S` (nobody probes, or no more) it is done without. A new server serves once its page
+  tells its load *and* its /health is good: one of them alone may come from whatever starts it. Where it answers, but
+  never so, that is done without after `PROBE_WAIT_S`, too.
 * **Itself.** An engine that says it is asleep answers nothing until it is woken.
 
 **An ejected server returns slowly.** First one request of ours at a time, and each good answer doubles that
@@ -53,24 +55,36 @@ class Health:
         "_ejected_at_s",
         "_ejections",
         "_faults",
+        "_first_answer_s",
         "_first_failure_s",
         "_full_at_s",
         "_fulls",
         "_lost",
+        "_page",
         "_probe_error",
         "_probed",
         "_refused",
+        "_well",
         "allowance",
         "asleep",
         "ejected_until_s",
         "full_until_s",
+        "held",
         "last_error",
+        "proven_at_s",
         "reached",
         "sound",
+        "starting_since_s",
+        "was_refused",
     )
 
-    def __init__(self) -> None:
-        self.reached = False  # whether it ever answered a scrape, with whatever
+    def __init__(self, *, probed: bool = False) -> None:
+        """`probed`: somebody probes, so that a new server must pass that, too."""
+        self.reached = False  # whether it was ever seen to serve
+        self.starting_since_s: float | None = None  # it did not serve at the first look, which was then
+        self.proven_at_s: float | None = None  # when it was first seen to serve, page and /health
+        self.was_refused = False  # nobody listened there before
+        self.held = False  # it has as many requests as it may while it warms up
         self.sound = False  # reached, and nothing is held against it: nothing else here need be asked
         self.last_error: str | None = None  # of the last scrape; None: it worked, or there was none
         self.asleep = False  # as it said of itself last
@@ -86,13 +100,18 @@ class Health:
         self._declined = 0
         self._full_at_s = _NEVER
         self._fulls = 0
-        self._probed = False  # somebody probes
+        self._page = False  # it has told its load; asked only until it is reached
+        self._well = not probed  # its /health was good; asked only until it is reached
+        self._first_answer_s: float | None = None  # of whatever kind
+        self._probed = probed  # somebody probes
         self._probe_error: str | None = None  # of the last probe; None: it passed
         self._doubted_at_s = _NEVER  # a probe sent since must pass ...
         self._doubt_until_s = _NEVER  # ... or this time come; in the past: there is no doubt
 
-    def scrape_worked(self, now: float, *, asleep: bool = False) -> None:
+    def scrape_worked(self, now: float, *, asleep: bool = False, usable: bool = True) -> None:
+        """`usable`: the page told something about load."""
         self.asleep = asleep
+        self._page = self._page or usable
         self.last_error = None
         self._answered(now)
 
@@ -103,6 +122,8 @@ class Health:
             self._answered(now)
             return
         self.sound = False
+        self._seen_starting(now)
+        self.was_refused = self.was_refused or (refused and not self.reached)
         self._refused = self._refused + 1 if refused else 0
         if self._first_failure_s is None:
             self._first_failure_s = now
@@ -116,6 +137,8 @@ class Health:
         if sent_at_s >= self._doubted_at_s:
             self._probe_error = None
             self._doubt_until_s = _NEVER
+            self._well = True
+            self._arrive(sent_at_s)
             self._judge(sent_at_s)
 
     def probe_failed(self, error: str, now: float, *, certain: bool) -> None:
@@ -123,6 +146,7 @@ class Health:
         self._probed = True
         if not certain and now >= max(self.ejected_until_s, self._doubt_until_s):
             return
+        self._seen_starting(now)
         self._probe_error = error
         if self.allowance is not None:
             self.ejected_until_s = max(self.ejected_until_s, now)  # it returns from here on
@@ -132,6 +156,7 @@ class Health:
         """A good answer to a request sent then. Of one sent before the ejection it proves nothing."""
         if sent_at_s < self._ejected_at_s:
             return
+        self.reached = True
         self._faults = 0
         self._declined = 0
         if sent_at_s >= self._full_at_s:
@@ -185,8 +210,14 @@ class Health:
         return self._refused >= REFUSED_IN_A_ROW
 
     def full(self, now: float) -> bool:
-        """Whether it should come after those that are not."""
-        return now < self.full_until_s
+        """Whether it should come after those that are not: by its own word, or while it warms up."""
+        return self.held or now < self.full_until_s
+
+    def hold(self, held: bool) -> None:
+        """It has as many requests as it may while it warms up, or it has fewer (again)."""
+        self.held = held
+        if held:
+            self.sound = False
 
     def answers_badly(self, now: float) -> bool:
         """Whether its own answers speak against it, not only its metrics page: errors in a row, or it sleeps."""
@@ -225,11 +256,28 @@ class Health:
         return self.allowance is not None and now - self.ejected_until_s < RETURN_MAX_S
 
     def _answered(self, now: float) -> None:
-        self.reached = True
+        if not self.reached:
+            if self._first_answer_s is None:
+                self._first_answer_s = now
+            self._arrive(now)
+            if not self.reached and not self._page:
+                self._seen_starting(now)
         self._refused = 0
         self._first_failure_s = None
         self._lost = False
         self._judge(now)
+
+    def _arrive(self, now: float) -> None:
+        if self.reached:
+            return
+        if self._page and self._well:
+            self.reached, self.proven_at_s = True, now
+        elif self._first_answer_s is not None and now - self._first_answer_s >= PROBE_WAIT_S:
+            self.reached = True
+
+    def _seen_starting(self, now: float) -> None:
+        if not self.reached and self.starting_since_s is None:
+            self.starting_since_s = now
 
     def _eject(self, now: float, length_s: float) -> None:
         if self.allowance is not None and not self._returning(now):
@@ -258,5 +306,7 @@ class Health:
         if self.allowance is not None and not self._returning(now):
             self._recovered()
         failing = self._refused > 0 or self._first_failure_s is not None
-        held = self.allowance is not None or self.asleep or now < max(self._doubt_until_s, self.full_until_s)
+        held = (
+            self.held or self.allowance is not None or self.asleep or now < max(self._doubt_until_s, self.full_until_s)
+        )
         self.sound = self.reached and not failing and not held

@@ -13,6 +13,7 @@ from extproc.pool.health import Health
 from extproc.pool.prefill import PrefillQueue
 from extproc.pool.sample import LoadSample
 from extproc.pool.token_interval import TokenInterval
+from extproc.pool.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from extproc.pool.reservation import Reservation
@@ -48,7 +49,7 @@ Standing = tuple[int, float, float, float, float, float, float, float]
 class State(StrEnum):
     """Whether an endpoint may be picked, in one word."""
 
-    STARTING = "starting"  # never answered a scrape
+    STARTING = "starting"  # never seen to serve
     READY = "ready"
     RETURNING = "returning"  # after errors in a row; gets few requests until it has answered some
     UNHEALTHY = "unhealthy"
@@ -84,18 +85,21 @@ class Member:
         "slot",
         "stale_after_s",
         "standing",
+        "start_s",
         "token_interval",
         "told_models",
         "trials",
         "unseen",
         "usable_until_s",
         "waiting",
+        "warm_up",
     )
 
-    def __init__(self, endpoint: Endpoint, *, stale_after_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, *, stale_after_s: float, probed: bool = False) -> None:
+        """`probed`: somebody asks for its /health; see `Health`."""
         self.endpoint = endpoint
         self.stale_after_s = stale_after_s
-        self.health = Health()
+        self.health = Health(probed=probed)
         self.sample: LoadSample | None = None  # the last one, however old; None: none yet
         # What every pick looks at, kept where it costs least to read:
         self.waiting: float | None = None  # of the last sample
@@ -120,6 +124,8 @@ class Member:
         self.models_error: str | None = None  # of the last question; None: it was answered, or there was none
         self.models: frozenset[str] | None = None  # that, or else what the operator says; None: not known
         self.token_interval = TokenInterval()
+        self.warm_up = WarmUp()
+        self.start_s: float | None = None  # it took so long to start; None: that was not seen
         self._begun = BeginRate()
         self._open: dict[Reservation, None] = {}  # in the order they were made
         self._unseen: dict[Reservation, None] = {}  # made too late to be in `sample`
@@ -176,6 +182,11 @@ class Member:
             self.drain.ask(by, float("-inf") if now is None else now, deadline_s)
         self._drain_changed()
         return self.drain
+
+    def take_up(self, drain: Drain) -> None:
+        """Have this drain, in the place of the one that there may be."""
+        self.drain = drain
+        self._drain_changed()
 
     def withdraw_drain(self, *by: By) -> Drain | None:
         """These ask no more. Returns the drain that this ends; None: none, for others ask, or nobody did."""
@@ -240,6 +251,8 @@ class Member:
         self.unseen += 1
         if self.health.allowance is not None:
             self.trials[reservation] = None
+        if self.warm_up.most is not None:
+            self._hold()
         self.restand()
 
     def discharge(self, reservation: Reservation) -> None:
@@ -247,7 +260,14 @@ class Member:
         self._unseen.pop(reservation, None)
         self.in_flight = len(self._open)
         self.unseen = len(self._unseen)
+        if self.warm_up.most is not None:
+            self.warm_up.ended()
+            self._hold()
         self.restand()
+
+    def _hold(self) -> None:
+        most = self.warm_up.most
+        self.health.hold(most is not None and self.in_flight >= most)
 
     def observe(self, sample: LoadSample) -> list[Reservation]:
         """Take in a sample. Returns the reservations that it shows to have ended although nobody told us.
@@ -263,7 +283,9 @@ class Member:
         self.prefill.observe(sample)
         self._begun.observe(sample)
         self.token_interval.observe(sample)
-        self.health.scrape_worked(sample.taken_at_s, asleep=bool(sample.sleeping))
+        self.warm_up.observe(sample)
+        self._hold()
+        self.health.scrape_worked(sample.taken_at_s, asleep=bool(sample.sleeping), usable=sample.usable)
         settled_s = sample.taken_at_s - SETTLE_S
         while self._unseen:
             oldest = next(iter(self._unseen))

@@ -10,6 +10,7 @@ from extproc.pool.drains import Drains
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
+from extproc.pool.starting import StartTimes, start_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,29 @@ Watcher = Callable[[Sequence[Member], Sequence[Member]], None]
 class Pool:
     """The members of one Envoy cluster. Not thread-safe: one event loop owns it."""
 
-    def __init__(self, name: str, *, stale_after_s: float, models_stale_after_s: float = MODELS_STALE_AFTER_S) -> None:
-        """`models_stale_after_s`: a server that cannot be asked for its models any more is believed for so long."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        stale_after_s: float,
+        models_stale_after_s: float = MODELS_STALE_AFTER_S,
+        probed: bool = False,
+        unix_s: float | None = None,
+    ) -> None:
+        """`models_stale_after_s`: a server that cannot be asked for its models any more is believed for so long.
+        `probed`: somebody asks servers for their /health. `unix_s`: the time of day at 0 of the clock; see `starting`.
+        """
         self.name = name
         self.members: tuple[Member, ...] = ()  # replaced as a whole when membership changes
         self.drains = Drains()
+        self.starts = StartTimes()
         self.mixed = False  # not all members are known to serve the same: a pick must look at the request's model
         self._all_unknown = True  # of no member it is known what it serves
         self._models_stale_after_s = models_stale_after_s
         self._serving: dict[str, tuple[Member, ...]] = {}  # by model; only names that a member is known to serve
         self._stale_after_s = stale_after_s
+        self._probed = probed
+        self._unix_s = unix_s
         self._by_address: dict[Address, Member] = {}
         self._leaving: list[Member] = []  # gone, with requests still in flight
         self._watchers: list[Watcher] = []
@@ -68,7 +82,7 @@ class Pool:
             member = stay.get(address)
             if member is None:
                 added.append(endpoint)
-                member = Member(endpoint, stale_after_s=self._stale_after_s)
+                member = Member(endpoint, stale_after_s=self._stale_after_s, probed=self._probed)
             elif member.endpoint != endpoint:
                 updated.append(endpoint)
                 member.endpoint = endpoint
@@ -101,7 +115,18 @@ class Pool:
     def observe(self, address: Address, sample: LoadSample) -> list[Reservation]:
         """Take in a sample; see `Member.observe`. Unknown addresses are ignored: the scrape outlived the member."""
         member = self._by_address.get(address)
-        return member.observe(sample) if member else []
+        if member is None:
+            return []
+        presumed = member.observe(sample)
+        self.note_start(member)
+        return presumed
+
+    def note_start(self, member: Member) -> None:
+        """If it has come to serve since it was asked for the first time, keep how long that took, once."""
+        if member.start_s is None:
+            member.start_s = start_s(member.health, member.sample, self._unix_s)
+            if member.start_s is not None:
+                self.starts.add(member.start_s)
 
     def scrape_failed(self, address: Address, error: str, now: float, *, answered: bool, refused: bool) -> None:
         """Take in a failed scrape; see `Health.scrape_failed`."""
@@ -168,5 +193,6 @@ class Pool:
             self._serving[model] = found
         return found
 
-    def has_usable_sample(self, now: float) -> bool:
-        return any(member.fresh_sample(now) is not None for member in self.members)
+    def can_pick(self, now: float) -> bool:
+        """Whether a pick would not be blind: a server is seen to serve, and its load is known."""
+        return any(member.health.reached and member.fresh_sample(now) is not None for member in self.members)

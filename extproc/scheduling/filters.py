@@ -71,14 +71,17 @@ def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None, 
     if problem is not None:
         return problem
     if not candidate.health.reached:
-        return "no answer to a scrape yet"
+        return "not seen to serve yet"
+    if candidate.health.held:
+        return "warming up: it has as many requests as it may until it has begun more"
     return "full: it answered 429 or 503" if candidate.health.full(now) else None
 
 
 def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = None) -> Eligible[C]:
     """Filter one pool for one request.
 
-    A server that has not answered a scrape yet is kept out while another has (its port may not even be open).
+    A server that was not seen to serve yet is kept out while another was (its port may not even be open). One that
+    warms up, and has as many requests as it may, counts as full.
     """
     if hint is not None:
         subset = subset_of(hint)

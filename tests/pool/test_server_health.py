@@ -65,7 +65,6 @@ def test_any_answer_shows_that_somebody_is_there() -> None:
     failing(health, 0.0, refused=True)
     failing(health, 1.0, answered=True)
     failing(health, 2.0, refused=True)
-    assert health.reached
     assert health.problem(100.0 + SILENT_AFTER_S) == "no answer"
     failing(health, 131.0, answered=True)
     assert health.problem(131.0) is None
@@ -389,14 +388,62 @@ def test_a_sleeping_engine_is_out_until_it_says_that_it_is_awake() -> None:
     assert member.state(1.0) is State.READY
 
 
-@pytest.mark.parametrize("usable", [True, False])
-def test_a_page_of_any_kind_makes_a_starting_server_ready(usable: bool) -> None:
-    """case d07"""
+def test_a_page_about_load_makes_a_starting_server_ready() -> None:
+    """case b06"""
     member = Member(endpoint(1), stale_after_s=STALE_AFTER_S)
     assert member.state(0.0) is State.STARTING
-    member.observe(sample(0.0) if usable else sample(0.0, waiting=None, running=None, kv=None))
+    member.observe(sample(0.0))
     assert member.state(0.0) is State.READY
-    assert (member.fresh_sample(0.0) is not None) == usable
+
+
+def test_a_server_whose_page_never_tells_its_load_is_ready_after_a_while() -> None:
+    """case d07"""
+    member = Member(endpoint(1), stale_after_s=STALE_AFTER_S)
+    for now in (0.0, PROBE_WAIT_S - 1.0):
+        member.observe(sample(now, waiting=None, running=None, kv=None))
+        assert member.state(now) is State.STARTING
+    member.observe(sample(PROBE_WAIT_S, waiting=None, running=None, kv=None))
+    assert member.state(PROBE_WAIT_S) is State.READY
+    assert member.fresh_sample(PROBE_WAIT_S) is None
+
+
+@pytest.mark.parametrize("page_first", [True, False])
+def test_where_servers_are_probed_a_new_one_needs_its_health_too(page_first: bool) -> None:
+    """case b06: the page may come from what starts the engine, and so may /health"""
+    member = Member(endpoint(1), stale_after_s=STALE_AFTER_S, probed=True)
+    health = member.health
+    for now, page in ((1.0, page_first), (2.0, not page_first)):
+        assert member.state(now) is State.STARTING
+        assert health.to_probe(now)
+        if page:
+            member.observe(sample(now))
+        else:
+            health.probe_passed(now)
+    assert member.state(2.0) is State.READY
+    assert not health.to_probe(2.0)
+
+
+def test_a_new_server_whose_health_is_bad_is_out() -> None:
+    member = Member(endpoint(1), stale_after_s=STALE_AFTER_S, probed=True)
+    member.observe(sample(0.0))
+    member.health.probe_failed("/health answers 503", 0.5, certain=True)
+    assert member.problem(0.5) == "/health answers 503"
+
+
+def test_a_new_server_whose_health_is_never_told_is_ready_after_a_while() -> None:
+    member = Member(endpoint(1), stale_after_s=STALE_AFTER_S, probed=True)
+    for now in (0.0, PROBE_WAIT_S - 1.0):
+        member.observe(sample(now))
+        member.health.probe_failed("/health: no answer", now, certain=False)
+        assert member.state(now) is State.STARTING
+    member.observe(sample(PROBE_WAIT_S))
+    assert member.state(PROBE_WAIT_S) is State.READY
+
+
+def test_a_good_answer_to_a_request_is_proof_enough() -> None:
+    member = Member(endpoint(1), stale_after_s=STALE_AFTER_S, probed=True)
+    member.health.request_ok(0.0)
+    assert member.state(0.0) is State.READY
 
 
 def test_a_sample_is_believed_for_stale_after_and_no_longer() -> None:

@@ -173,7 +173,7 @@ def test_the_reason_for_dropping_a_server_agrees_with_the_filter() -> None:
         "1": None,
         "2": "drained by the operator",
         "3": "errors in a row",
-        "4": "no answer to a scrape yet",
+        "4": "not seen to serve yet",
     }
     assert numbers(eligible(fleet.members, 0.0)) == [1]
     one = fleet.member(address(1))

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tests.churn.run import Churn, Options, Report, write
@@ -36,7 +37,7 @@ def show(report: Report) -> str:
 
 
 async def churn(options: Options, folder: Path) -> Report:
-    async with Churn(options, folder) as run:
+    async with Churn(options, folder, say=partial(print, flush=True)) as run:
         return await run.run()
 
 

@@ -217,11 +217,13 @@ class Churn:
     def take(self, pool: str, *, wanted: Server | None = None) -> Server:
         """A server for an event to do something to; it is the event's until it is not busy any more."""
         free = self._free(pool)
-        server = wanted if wanted is not None else self._takes.choice(free)
-        if server not in free or len(free) <= LEAVE[pool]:
+        if wanted is None and free:  # one with streams, if the lot falls so
+            some = self._takes.sample(free, min(3, len(free)))
+            wanted = max(some, key=lambda server: len(server.open_requests()))
+        if wanted not in free or len(free) <= LEAVE[pool]:
             raise RuntimeError(f"no server of {pool} can be taken")
-        server.busy = True
-        return server
+        wanted.busy = True
+        return wanted
 
     def _free(self, pool: str) -> list[Server]:
         return [server for server in self.listed(pool) if server.up and not server.busy]

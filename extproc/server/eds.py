@@ -1,7 +1,8 @@
 """The pools' members, served to Envoy (EDS): who is there, and who is out of service.
 
-Envoy then needs no list of hosts of its own, and its list and ours cannot differ. Members and their states are looked
-at each `LOOK_S` while an Envoy listens; whatever happened in between is one push. No request waits for that.
+Envoy then needs no list of hosts of its own, and its list and ours cannot differ. While an Envoy listens the states of
+all members are looked at each `LOOK_S`; a change of who is there is said at once, so that Envoy knows a new server
+before it is picked. Between two pushes are `GAP_S`: what happens meanwhile is one. No request waits for any of that.
 
 **Not knowing is not "nobody".** Until a pool's source has spoken, and for `SETTLE_S` after that while something of it
 fails (a name that does not resolve), nothing is said of the pool: an Envoy that was there before keeps its hosts. One
@@ -18,11 +19,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from extproc.pb.discovery_pb2 import DiscoveryRequest
 from extproc.pool.pool import Pool
+from extproc.rpc.call import Call, Handler
+from extproc.rpc.status import AbortedError, Code
 from extproc.server.assignment import Assignment, Seen, assignment, seen
 from extproc.server.subscription import Subscription, UnknownTypeError
 
@@ -30,11 +32,10 @@ log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.endpoint.v3.EndpointDiscoveryService"
 LOOK_S = 0.1
+GAP_S = 0.05
 SETTLE_S = 10.0
 WAIT_S = 30.0
 _MOST_LOGGED = 100  # unknown names that are logged; Envoys choose them
-
-_EOF = grpc.aio.EOF
 
 
 class _Stream:
@@ -70,6 +71,7 @@ class EndpointDiscovery:
         self._seen: dict[str, Seen] = {}
         self._known: dict[str, Assignment] = {}
         self._logged: set[str] = set()
+        self._others = asyncio.Event()  # members came or left
         for name, pool in self._pools.items():
             pool.watch(partial(self._spoke, name))
 
@@ -101,45 +103,42 @@ class EndpointDiscovery:
     async def run(self) -> None:
         """Look for changes, for ever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._others.wait(), LOOK_S)
+            self._others.clear()
             if self._streams:
                 self._refresh()
                 if len(self._known) < len(self._pools):
                     self._wake()  # somebody may have waited long enough
+                await asyncio.sleep(GAP_S)
 
-    async def stream(self, _requests: object, context: Any) -> None:
+    async def stream(self, call: Call) -> None:
         """One stream. It ends when Envoy goes away, or with an error status at a request that cannot be read."""
         stream = _Stream(self._clock())
         self._streams.add(stream)
-        reading = asyncio.create_task(self._read(stream, context), name="read a discovery stream")
+        reading = asyncio.create_task(self._read(stream, call), name="read a discovery stream")
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # of a stream that broke: no news
         try:
-            await self._write(stream, context)
+            await self._write(stream, call)
             await reading
-        except grpc.aio.BaseError:
-            return  # the stream is over: there is nobody to write to
-        except DecodeError:
+        except DecodeError as error:
             self.undecodable += 1
-            fault = "message does not decode"
+            raise AbortedError(Code.INVALID_ARGUMENT, "message does not decode") from error
         except UnknownTypeError as error:
-            fault = str(error)
-        else:
-            return
+            raise AbortedError(Code.INVALID_ARGUMENT, str(error)) from error
         finally:
             self._streams.discard(stream)
             reading.cancel()
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
 
-    async def _read(self, stream: _Stream, context: Any) -> None:
+    async def _read(self, stream: _Stream, call: Call) -> None:
         try:
-            while (raw := await context.read()) is not _EOF:
+            async for raw in call:
                 self._receive(stream, DiscoveryRequest.FromString(raw))
         finally:
             stream.over = True
             stream.look.set()
 
-    async def _write(self, stream: _Stream, context: Any) -> None:
+    async def _write(self, stream: _Stream, call: Call) -> None:
         while True:
             await stream.look.wait()
             stream.look.clear()
@@ -150,7 +149,7 @@ class EndpointDiscovery:
             answer = stream.subscription.answer(self._known, unsure, overdue=overdue)
             if answer is not None:
                 self.pushes += 1
-                await context.write(answer)
+                await call.write(answer)
 
     def _receive(self, stream: _Stream, request: DiscoveryRequest) -> None:
         subscription = stream.subscription
@@ -175,6 +174,7 @@ class EndpointDiscovery:
 
     def _spoke(self, name: str, _added: object, _removed: object) -> None:
         self._said_at_s.setdefault(name, self._clock())
+        self._others.set()
 
     def _wake(self) -> None:
         for each in self._streams:
@@ -202,7 +202,5 @@ class EndpointDiscovery:
         return not self._failing(name) or (bool(pool.members) and now - said_at_s > SETTLE_S)
 
 
-def handlers(discovery: EndpointDiscovery) -> grpc.GenericRpcHandler:
-    """The discovery as a gRPC service that reads and writes raw bytes."""
-    method = grpc.stream_stream_rpc_method_handler(discovery.stream)
-    return grpc.method_handlers_generic_handler(SERVICE, {"StreamEndpoints": method})
+def handlers(discovery: EndpointDiscovery) -> dict[str, Handler]:
+    return {f"/{SERVICE}/StreamEndpoints": discovery.stream}

@@ -7,12 +7,13 @@ there is something to route by, until shutdown begins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from extproc.pb import health_pb2 as pb
+from extproc.rpc.call import EOF, Call, Handler
+from extproc.rpc.status import AbortedError, Code
 from extproc.server import processor
 
 LIVENESS = "liveness"
@@ -35,28 +36,34 @@ class Health:
             return pb.HealthCheckResponse.SERVICE_UNKNOWN
         return pb.HealthCheckResponse.SERVING if self._ready() else pb.HealthCheckResponse.NOT_SERVING
 
-    async def check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        status = self.status(request.service)
+    async def check(self, call: Call) -> None:
+        service = await _asked(call)
+        status = self.status(service)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f'no service "{request.service}" here')
-        return pb.HealthCheckResponse(status=status)
+            raise AbortedError(Code.NOT_FOUND, f'no service "{service}" here')
+        await call.write(pb.HealthCheckResponse(status=status).SerializeToString())
 
-    async def watch(self, request: pb.HealthCheckRequest, _context: object) -> AsyncIterator[pb.HealthCheckResponse]:
+    async def watch(self, call: Call) -> None:
+        service = await _asked(call)
         said: Status | None = None
         while True:
-            status = self.status(request.service)
+            status = self.status(service)
             if status != said:
                 said = status
-                yield pb.HealthCheckResponse(status=status)
+                await call.write(pb.HealthCheckResponse(status=status).SerializeToString())
             await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-def handlers(health: Health) -> grpc.GenericRpcHandler:
-    serialize, parse = pb.HealthCheckResponse.SerializeToString, pb.HealthCheckRequest.FromString
-    return grpc.method_handlers_generic_handler(
-        "grpc.health.v1.Health",
-        {
-            "Check": grpc.unary_unary_rpc_method_handler(health.check, parse, serialize),
-            "Watch": grpc.unary_stream_rpc_method_handler(health.watch, parse, serialize),
-        },
-    )
+async def _asked(call: Call) -> str:
+    """The name in the one message of a request."""
+    message = await call.read()
+    if message is EOF:
+        raise AbortedError(Code.INTERNAL, "a request without its message")
+    try:
+        return pb.HealthCheckRequest.FromString(message).service
+    except DecodeError as error:
+        raise AbortedError(Code.INTERNAL, "the request does not decode") from error
+
+
+def handlers(health: Health) -> dict[str, Handler]:
+    return {"/grpc.health.v1.Health/Check": health.check, "/grpc.health.v1.Health/Watch": health.watch}

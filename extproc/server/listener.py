@@ -1,83 +1,88 @@
-"""The gRPC port: options, TLS, and an orderly end."""
+"""The gRPC port: its sockets, TLS, and the server behind it."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import grpc
 
 from extproc.config.settings import GrpcSettings, TlsSettings
 from extproc.endpoint import format_host, split_host_port
+from extproc.rpc.call import Handler
+from extproc.rpc.server import Server
 
+# The streams of an Envoy whose machine died hold their charges for so long.
+PING_AFTER_S = 60.0
+PING_TIMEOUT_S = 20.0
 _MEBIBYTE = 1024 * 1024
+_BACKLOG = 1024
 
 
 class ListenError(Exception):
     """No start: a port cannot be opened, a file cannot be used. The message names the setting and the cure."""
 
 
-def options(max_body_bytes: int) -> list[tuple[str, int]]:
-    """Channel arguments of the server.
-
-    The message limit is the body limit and room for headers and attributes. Envoy's keepalive pings are welcome at any
-    rate, with and without calls: grpc's default answers two pings within five minutes by closing the connection and
-    all streams on it. A stream is held per running request, so their number is not bounded here. We ping too: an Envoy
-    whose machine died says nothing, and its streams would hold their charges for two hours, grpc's default.
-    """
-    message_bytes = max_body_bytes + _MEBIBYTE
-    return [
-        ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
-        ("grpc.max_concurrent_streams", 2**31 - 1),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.ping_timeout_ms", 20_000),  # the one that newer grpc goes by; its default is 60 s
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),  # no bound: an open stream is silent while its answer is generated
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-        ("grpc.so_reuseport", 0),  # a second process on the port is an error, not a silent share of the traffic
-    ]
-
-
 def build(
-    settings: GrpcSettings, max_body_bytes: int, services: Iterable[grpc.GenericRpcHandler]
-) -> tuple[grpc.aio.Server, str]:
+    settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mapping[str, Handler]]
+) -> tuple[Server, str]:
     """A server bound to its port, not yet started, and the address it is bound to (port 0: a free one).
+
+    The message limit is the body limit and room for headers and attributes.
 
     Raises:
         ListenError: as its docstring says.
     """
-    server = grpc.aio.server(options=options(max_body_bytes))
-    server.add_generic_rpc_handlers(tuple(services))
+    tls = None if settings.tls is None else _context(settings.tls)
     host, port = split_host_port(settings.listen, lowest_port=0)
     try:
-        target = format_host(host, port)
-        if settings.tls is None:
-            bound = server.add_insecure_port(target)
-        else:
-            bound = server.add_secure_port(target, _credentials(settings.tls))
-    except RuntimeError as error:
-        raise ListenError(f"grpc.listen: cannot open {settings.listen} ({error}); is another process there?") from error
-    return server, format_host(host, bound)
-
-
-def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    key, chain = _read("key_file", tls.key_file), _read("cert_file", tls.cert_file)
-    client_ca = _read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
-    _check(tls, client_ca)
-    return grpc.ssl_server_credentials(
-        [(key, chain)],
-        root_certificates=client_ca,
-        require_client_auth=client_ca is not None,
+        sockets = _bound(host, port)
+    except OSError as error:
+        raise ListenError(
+            f"grpc.listen: cannot open {settings.listen} ({error.strerror}); is another process there?"
+        ) from error
+    handlers = {path: handler for service in services for path, handler in service.items()}
+    server = Server(
+        handlers,
+        sockets,
+        max_message_bytes=max_body_bytes + _MEBIBYTE,
+        tls=tls,
+        ping_after_s=PING_AFTER_S,
+        ping_timeout_s=PING_TIMEOUT_S,
     )
+    return server, format_host(host, sockets[0].getsockname()[1])
 
 
-def _check(tls: TlsSettings, client_ca: bytes | None) -> None:
-    """Find what is wrong with the files: grpc would only say that it cannot bind the port."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on all addresses of a host. `::` takes IPv4 too.
+
+    Not SO_REUSEPORT: a second process on the port is an error, not a silent share of the traffic.
+    """
+    with contextlib.ExitStack() as undo:
+        sockets: list[socket.socket] = []
+        for family, kind, protocol, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            one = undo.enter_context(socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            taken = sockets[0].getsockname()[1] if sockets else port
+            one.bind((address[0], taken, *address[2:]))
+            one.listen(_BACKLOG)
+            one.setblocking(False)
+            sockets.append(one)
+        undo.pop_all()
+    return sockets
+
+
+def _context(tls: TlsSettings) -> ssl.SSLContext:
+    """Tell which of the files cannot be used, and why."""
+    _read("key_file", tls.key_file), _read("cert_file", tls.cert_file)
+    client_ca = _read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2"])
     try:
         context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: b"")  # else it asks on the terminal
     except ssl.SSLError as error:
@@ -85,13 +90,15 @@ def _check(tls: TlsSettings, client_ca: bytes | None) -> None:
             f"grpc.tls: cannot use cert_file {tls.cert_file} with key_file {tls.key_file} ({error.reason or error});"
             " both must be PEM, the key without a password, and belong together"
         ) from error
-    try:
-        if client_ca is not None:
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
             context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
-    except ssl.SSLError as error:
-        raise ListenError(
-            f"grpc.tls.client_ca_file: no PEM certificate in {tls.client_ca_file} ({error.reason or error})"
-        ) from error
+        except ssl.SSLError as error:
+            raise ListenError(
+                f"grpc.tls.client_ca_file: no PEM certificate in {tls.client_ca_file} ({error.reason or error})"
+            ) from error
+    return context
 
 
 def _read(field: str, path: str) -> bytes:

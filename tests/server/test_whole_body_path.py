@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import grpc
 import pytest
 
 from extproc.pb.ext_proc_pb2 import BUFFERED, BUFFERED_PARTIAL, ProcessingRequest
+from extproc.rpc.call import EOF
 from extproc.server import decode
 from extproc.server.processor import Processor
 from tests.support.fleet import pool, router, sampled_router
@@ -23,13 +23,13 @@ class Scripted:
         self.written: list[bytes] = []
 
     async def read(self) -> object:
-        return self._incoming.pop(0) if self._incoming else grpc.aio.EOF
+        return self._incoming.pop(0) if self._incoming else EOF
 
     async def write(self, reply: bytes) -> None:
         self.written.append(reply)
 
-    def invocation_metadata(self) -> None:
-        return None  # as grpc says when there is none
+    def metadata(self, _name: bytes) -> None:
+        return None
 
 
 def body_first(mode: int = BUFFERED) -> ProcessingRequest:
@@ -59,7 +59,7 @@ def response_trailers() -> ProcessingRequest:
 async def said(messages: Sequence[ProcessingRequest], *, empty: bool, in_flight_after: int) -> list[bytes]:
     served = router(pool(0)) if empty else sampled_router(4)
     stream = Scripted(messages)
-    await Processor(served, max_body_bytes=1 << 20, close_early=lambda: False, clock=lambda: 0.5).process(None, stream)
+    await Processor(served, max_body_bytes=1 << 20, close_early=lambda: False, clock=lambda: 0.5).process(stream)
     assert sum(member.in_flight for member in served.pools[0].members) == in_flight_after
     return stream.written
 

@@ -1,0 +1,71 @@
+"""A listening gRPC server: it accepts connections, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+
+from extproc.rpc.call import Handler
+from extproc.rpc.session import Rules, Session
+
+
+class Server:
+    """Serve with `start`, once."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        sockets: Sequence[socket.socket],
+        *,
+        max_message_bytes: int,
+        tls: ssl.SSLContext | None = None,
+        ping_after_s: float,
+        ping_timeout_s: float,
+    ) -> None:
+        """`handlers` by `/package.Service/Method`. `sockets` listen already, and are the server's to close. With `tls`
+        only clients that speak it are served. Who was silent for `ping_after_s` is pinged, and closed when silent for
+        `ping_timeout_s` more: a client whose machine died says nothing."""
+        self._rules = Rules(
+            {path.encode(): handler for path, handler in handlers.items()},
+            max_message_bytes,
+            ping_after_s,
+            ping_timeout_s,
+        )
+        self._tls = tls
+        self._sockets = list(sockets)
+        self._listeners: list[asyncio.Server] = []
+        self._sessions: set[Session] = set()
+
+    async def start(self) -> None:
+        """Accept connections."""
+        while self._sockets:
+            listening = self._sockets.pop()
+            self._listeners.append(
+                await asyncio.get_running_loop().create_server(
+                    lambda: Session(self._rules, self._sessions), sock=listening, ssl=self._tls
+                )
+            )
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more, wait for the open calls at most `grace_s`, end those that are left, and close.
+
+        May be called again meanwhile, with less patience.
+        """
+        while self._sockets:  # never started
+            self._sockets.pop().close()
+        if self._listeners:
+            for listener in self._listeners:
+                listener.close()
+            self._listeners.clear()
+            for session in self._sessions:
+                session.going_away()
+        tasks = [task for session in self._sessions for task in session.tasks]
+        if tasks and grace_s > 0:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for session in list(self._sessions):
+            tasks += session.tasks
+            session.close()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,265 @@
+"""One client's connection: bytes of a transport to calls, calls to tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from extproc.rpc import http2
+from extproc.rpc.call import Call, Handler
+from extproc.rpc.http2 import Header, ProtocolError, literal
+from extproc.rpc.messages import framed
+from extproc.rpc.status import AbortedError, Code
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES = 1 << 20  # whole messages that wait for a handler; beyond, the peer gets no more room
+UNSENT_BYTES = 1 << 24  # a peer that makes us say more than it listens to is cut off
+
+_HEAD = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:status: 200` (RFC 7541, appendix A)
+_OK = literal(b"grpc-status", b"0")
+_NOT_GRPC = literal(b":status", b"415")
+
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+def timeout_s(text: bytes | None) -> float | None:
+    """The value of a `grpc-timeout`; None: there is none, or it cannot be read."""
+    found = _TIMEOUT.fullmatch(text) if text is not None else None
+    return int(found[1]) * _UNIT_S[found[2]] if found else None
+
+
+def trailers(code: Code, details: str) -> bytes:
+    """The encoded headers that say how a call ended."""
+    if code is Code.OK:
+        return _OK
+    said = b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in details.encode()
+    )
+    return literal(b"grpc-status", b"%d" % code) + literal(b"grpc-message", said)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every connection of a server."""
+
+    handlers: Mapping[bytes, Handler]  # by path, as b"/package.Service/Method"
+    max_message_bytes: int
+    ping_after_s: float  # of silence
+    ping_timeout_s: float
+
+
+class Session(asyncio.Protocol):
+    """Is also its connection's `http2.Streams` and its calls' `Carrier`."""
+
+    def __init__(self, rules: Rules, sessions: set[Session]) -> None:
+        """`sessions`: it is there while it is connected."""
+        self._rules = rules
+        self._sessions = sessions
+        self._http2 = http2.Connection(self)
+        self._calls: dict[int, Call] = {}
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._receiving = False
+        self._heard = True  # since the keepalive last looked
+        self._keepalive: asyncio.TimerHandle | None = None
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Of the calls that are open."""
+        return [call.task for call in self._calls.values()]
+
+    def going_away(self) -> None:
+        """Ask the peer to open no more calls here; those that come all the same are served."""
+        self._http2.send_goaway(final=False)
+        self._flush()
+
+    def close(self) -> None:
+        """End all calls, then the connection."""
+        self._cancel_all()
+        self._http2.send_goaway()
+        self._flush()
+        self._transport.close()
+
+    # Of asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            log.warning("a client speaks TLS but does not offer HTTP/2 (ALPN h2): its connection is closed")
+            self._transport.close()
+            return
+        self._sessions.add(self)
+        self._keepalive = self._loop.call_later(self._rules.ping_after_s, self._ping_if_silent)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._sessions.discard(self)
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+        self._cancel_all()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._heard = True
+        self._receiving = True
+        try:
+            self._http2.receive(data)
+        except ProtocolError as error:
+            log.warning("a gRPC client breaks the protocol (%s): its connection is closed", error)
+            self._cancel_all()
+            self._http2.send_goaway(error.code, reason=str(error))
+            self._transport.write(self._http2.take())
+            self._transport.close()
+        finally:
+            self._receiving = False
+        self._flush()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # Of http2.Streams
+
+    def opened(self, stream: int, headers: list[Header], ended: bool) -> None:
+        fields = dict(headers)
+        if fields.get(b":method") != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._http2.send_end(stream, _NOT_GRPC)
+            return
+        path = fields.get(b":path", b"")
+        handler = self._rules.handlers.get(path)
+        if handler is None:
+            name = path.decode(errors="replace")
+            self._http2.send_end(stream, _HEAD + trailers(Code.UNIMPLEMENTED, f"no method {name} here"))
+            return
+        call = self._calls[stream] = Call(self, stream, headers, self._rules.max_message_bytes)
+        call.ended = ended
+        call.task = self._loop.create_task(self._run(handler, call))
+        limit_s = timeout_s(fields.get(b"grpc-timeout"))
+        if limit_s is not None:
+            expiry = self._loop.call_later(limit_s, self._give_up, call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
+            call.task.add_done_callback(lambda _: expiry.cancel())
+
+    def data(self, stream: int, data: bytes, ended: bool) -> None:
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        messages = call.messages
+        try:
+            messages.feed(data)
+            if ended:
+                messages.end()
+                call.ended = True
+        except AbortedError as error:
+            self._give_up(call, error.code, error.details)
+            return
+        call.unacknowledged += len(data)
+        if messages.queued_bytes <= QUEUE_BYTES:
+            self._acknowledge(call)
+        if messages.whole or ended:
+            call.wake()
+
+    def reset(self, stream: int) -> None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            call.task.cancel()
+
+    def sent(self, stream: int) -> None:
+        call = self._calls.get(stream)
+        if call is not None:
+            call.wake()
+
+    # Of call.Carrier
+
+    def send(self, call: Call, message: bytes) -> bool:
+        if not call.replied:
+            call.replied = True
+            self._http2.send_headers(call.stream, _HEAD)
+        done = self._http2.send_data(call.stream, framed(message))
+        self._flush()
+        return done and self._writable.is_set()
+
+    async def room(self, call: Call) -> None:
+        while self._http2.waits(call.stream):
+            await call.wait()
+        await self._writable.wait()
+
+    def took(self, call: Call) -> None:
+        if call.messages.queued_bytes <= QUEUE_BYTES:
+            self._acknowledge(call)
+            self._flush()
+
+    # Its own
+
+    async def _run(self, handler: Handler, call: Call) -> None:
+        try:
+            await handler(call)
+        except AbortedError as error:
+            self._end(call, error.code, error.details)
+        except asyncio.CancelledError:
+            if self._calls.pop(call.stream, None) is not None:
+                self._http2.send_reset(call.stream, http2.CANCEL)
+                self._flush()
+            raise
+        except Exception:
+            log.exception("bug in a gRPC handler")
+            self._end(call, Code.UNKNOWN, "internal error")
+        else:
+            self._end(call, Code.OK, "")
+
+    def _give_up(self, call: Call, code: Code, details: str) -> None:
+        self._end(call, code, details)
+        call.task.cancel()
+
+    def _end(self, call: Call, code: Code, details: str) -> None:
+        if self._calls.pop(call.stream, None) is None:
+            return
+        block = trailers(code, details)
+        self._http2.send_end(call.stream, block if call.replied else _HEAD + block)
+        self._flush()
+
+    def _cancel_all(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    def _acknowledge(self, call: Call) -> None:
+        self._http2.acknowledge(call.stream, call.unacknowledged)
+        call.unacknowledged = 0
+
+    def _flush(self) -> None:
+        if self._receiving:
+            return  # once, at the end of it
+        data = self._http2.take()
+        if not data or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if not self._writable.is_set() and self._transport.get_write_buffer_size() > UNSENT_BYTES:
+            log.warning("a gRPC client does not read what it asked for: its connection is closed")
+            self._transport.abort()
+
+    def _ping_if_silent(self) -> None:
+        after_s, then = self._rules.ping_after_s, self._ping_if_silent
+        if not self._heard:
+            self._http2.send_ping()
+            self._flush()
+            after_s, then = self._rules.ping_timeout_s, self._close_if_silent
+        self._heard = False
+        self._keepalive = self._loop.call_later(after_s, then)
+
+    def _close_if_silent(self) -> None:
+        if self._heard:
+            self._ping_if_silent()
+        else:
+            log.info("a gRPC client has fallen silent: its connection is closed")
+            self._transport.abort()

@@ -139,7 +139,7 @@ class DrainDesk:
         """Who should go, and why; nothing is done. Raises DrainError, also when none should."""
         names = list(self._router.plans)
         if pool is None and len(names) > 1:
-            raise DrainError(400, f"there are several pools; name one with ?pool=, of: {', '.join(names)}")
+            raise DrainError(400, f"there are several pools; name one (pool=), of: {', '.join(names)}")
         of = self._pool(pool if pool is not None else names[0])
         found = propose(
             of.members,
@@ -263,7 +263,7 @@ class DrainDesk:
         if len(found) > 1:
             names = sorted({each.name for each, _ in found})
             if len(names) > 1:
-                raise DrainError(409, f"{endpoint} is in several pools; name one with ?pool=, of: {', '.join(names)}")
+                raise DrainError(409, f"{endpoint} is in several pools; name one (pool=), of: {', '.join(names)}")
             addresses = ", ".join(str(member.address) for _, member in found)
             raise DrainError(409, f"{endpoint} stands for several servers; name one of them: {addresses}")
         return found[0]

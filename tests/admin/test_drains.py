@@ -159,12 +159,12 @@ async def test_an_endpoint_of_several_pools_needs_the_pool() -> None:
         status, answer = await ask("POST", ONE)
         assert (status, answer["error"]) == (
             409,
-            "10.0.0.1:8000 is in several pools; name one with ?pool=, of: other, vllm",
+            "10.0.0.1:8000 is in several pools; name one (pool=), of: other, vllm",
         )
         assert (await ask("POST", f"{ONE}?pool=other"))[1]["pool"] == "other"
         assert world.pool.members[0].drain is None
         status, answer = await ask("GET", "/v1/drain-victim")
-        assert (status, answer["error"]) == (400, "there are several pools; name one with ?pool=, of: vllm, other")
+        assert (status, answer["error"]) == (400, "there are several pools; name one (pool=), of: vllm, other")
 
 
 @pytest.mark.parametrize("written", ["[fd00::10]:8000", "[FD00:0::10]:8000", "server.example:8000"])

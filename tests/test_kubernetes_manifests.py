@@ -101,6 +101,7 @@ def test_the_role_allows_what_discovery_asks_for_and_no_more() -> None:
     ]
     (subject,) = OBJECTS["RoleBinding", "extproc"]["subjects"]
     assert subject["name"] == pod_of("extproc")["spec"]["serviceAccountName"]
+    assert subject["namespace"] == KUSTOMIZATION["namespace"] == OBJECTS["Namespace", "llm"]["metadata"]["name"]
     assert ("Service", discovery.kubernetes.service) in OBJECTS
 
 

@@ -99,12 +99,11 @@ def _waiting(stack: Stack, server: Upstream) -> int | None:
     return found[0] if found else None
 
 
-def gateway_hook() -> str:
+def gateway_container() -> Json:
     manifests = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "gateway.yaml").read_text())
     deployment = next(item for item in manifests if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    script: str = container["lifecycle"]["preStop"]["exec"]["command"][2]
-    return script
+    return dict(container)
 
 
 async def test_the_gateways_hook_ends_when_the_last_stream_has(start: Any) -> None:
@@ -112,7 +111,8 @@ async def test_the_gateways_hook_ends_when_the_last_stream_has(start: Any) -> No
     (server,) = stack.upstreams
     held = server.respond = Held(head_first=True)
     port = stack.envoy_admin.rpartition(":")[2]
-    script = gateway_hook().replace("/9901", f"/{port}").replace("sleep 5", "sleep 0").replace("sleep 1", "sleep 0.1")
+    script: str = gateway_container()["lifecycle"]["preStop"]["exec"]["command"][2]
+    script = script.replace("/9901", f"/{port}").replace("sleep 5", "sleep 0").replace("sleep 1", "sleep 0.1")
     async with stack.client.post(f"{stack.url}/v1/chat/completions", data=BODY, headers=HEADERS) as stream:
         assert await stream.content.readline() == b"data: first\n"
         hook = await asyncio.create_subprocess_exec("bash", "-c", script)
@@ -133,3 +133,31 @@ async def _asked_to_go(stack: Stack) -> bool:
     """While it drains in order, answers over HTTP/1.1 say that the connection closes."""
     async with aiohttp.ClientSession() as session, session.get(f"{stack.url}/v1/models") as response:
         return response.status == 200 and response.headers.get("connection") == "close"
+
+
+async def test_each_gateway_has_its_pods_name_whatever_the_shared_file_says(envoy_binary: Path, tmp_path: Path) -> None:
+    """The service tells the access logs of several Envoys apart by it. These are the manifest's own arguments."""
+    port = envoy_config.free_port()
+    config = tmp_path / "envoy.yaml"
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+    node = {"id": "envoy-1", "cluster": "gateway"}
+    config.write_text(yaml.safe_dump({"node": node, "admin": {"address": address}}))
+    files = {"/etc/envoy/envoy.yaml": str(config), "$(POD_NAME)": "gateway-7"}
+    arguments = [files.get(text, text) for text in gateway_container()["args"]]
+    envoy = await asyncio.create_subprocess_exec(envoy_binary, *arguments, "--use-dynamic-base-id", "-l", "critical")
+    try:
+        info = await eventually(lambda: _server_info(port), "Envoy tells who it is")
+    finally:
+        envoy.terminate()
+        await envoy.wait()
+    assert info["node"]["id"] == "gateway-7"
+    assert info["command_line_options"]["drain_time"] == "170s"
+
+
+async def _server_info(port: int) -> Json | None:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/server_info") as response:
+            found: Json = await response.json(content_type=None)
+            return found
+    except aiohttp.ClientError:
+        return None

@@ -4,7 +4,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY envoy ./envoy
 COPY extproc ./extproc
-RUN python -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir ".[kubernetes]"
+RUN python -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir ".[kubernetes,dns]"
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --no-create-home extproc

@@ -15,6 +15,7 @@ from pathlib import Path
 from extproc.config.changes import changes
 from extproc.config.check import check
 from extproc.config.load import Kind, Loaded, load
+from extproc.config.pools import is_eds
 from extproc.config.problems import Problem, Severity
 from extproc.config.settings import EndpointSettings, PoolSettings, Settings
 from extproc.discovery.watched import Content, contents
@@ -83,9 +84,10 @@ class ConfigFile:
         if self.failing is not None:
             log.info("%s is good again", path)
             self.failing = None
-        self._apply(self._followed.override(loaded.settings))
+        self._apply(self._followed.override(loaded.settings), _with_a_list_in_envoy(loaded))
 
-    def _apply(self, new: Settings) -> None:
+    def _apply(self, new: Settings, in_envoy: frozenset[str]) -> None:
+        """`in_envoy`: the pools whose list Envoy reads too, from the same file."""
         found = changes(self._running, new)
         if found.restart != self.restart:
             self.restart = found.restart
@@ -97,7 +99,7 @@ class ConfigFile:
                 )
         pools = dict(self._running.pools)
         for name, endpoints in found.endpoints.items():
-            if self._followed.kind == "envoy":
+            if name in in_envoy:
                 self._warn_of_envoy(name, pools[name], endpoints)
             pools[name] = pools[name].model_copy(update={"endpoints": endpoints})
             self._replace(name, endpoints)
@@ -126,6 +128,14 @@ class ConfigFile:
         if reason != self.failing:
             log.warning("%s; what runs is kept", reason)
         self.failing = reason
+
+
+def _with_a_list_in_envoy(loaded: Loaded) -> frozenset[str]:
+    if loaded.kind != "envoy" or loaded.tree is None:
+        return frozenset()
+    clusters = loaded.tree.list_at("static_resources", "clusters")
+    names = {name.text for cluster in clusters if not is_eds(cluster) and (name := cluster.get("name")) is not None}
+    return frozenset(name for name in names if name)
 
 
 def _tell(problems: Sequence[Problem]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc.config import load
 from extproc.config.endpoints_file import read
 from extproc.config.settings import DiscoverySettings, FileDiscoverySettings, PoolSettings
 from extproc.discovery import watched
@@ -306,3 +308,27 @@ async def test_a_fault_of_our_own_is_raised(tmp_path: Path, monkeypatch: pytest.
     async with asyncio.timeout(10), aclosing(source.watch()) as sets:
         with pytest.raises(KeyError, match="a bug"):
             await anext(sets)
+
+
+MANUAL = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text()
+
+
+def test_the_file_in_the_manual_can_be_read() -> None:
+    (text,) = re.findall(r"<!-- servers.yaml -->\n```yaml\n(.*?)```", MANUAL, re.DOTALL)
+    entries, problems = read(text.encode(), "servers.yaml")
+    assert problems == ()
+    assert entries is not None
+    assert [(entry.address, entry.weight) for entry in entries] == [
+        ("10.0.0.1:8000", 1.0),
+        ("[fd00::10]:8000", 1.0),
+        ("10.0.0.2:8000", 2.0),
+        ("vllm-3.example:8000", 1.0),
+        ("10.0.0.4:8000", 0.5),
+        ("10.0.0.5:8000", 0.5),
+    ]
+
+
+def test_the_settings_in_the_manual_can_be_loaded() -> None:
+    examples = re.findall(r"```yaml\n(pools:.*?)```", MANUAL, re.DOTALL)
+    assert len(examples) == 2
+    assert [load(text).problems for text in examples] == [(), ()]

@@ -122,15 +122,13 @@ def _verdict(end: Exit, view: Mapping[str, Any]) -> str:
 
 
 def _waits_for(view: Mapping[str, Any]) -> str:
-    engine = "unknown"
-    if view["running"] is not None or view["waiting"] is not None:
-        engine = f"{view['running'] or 0:g} running, {view['waiting'] or 0:g} waiting"
-    what = {
-        "in_flight": f"waits for {view['in_flight']} in flight",
-        "engine": "waits for its engine to be idle",
-        "no fresh sample": "waits for its metrics page",
-    }.get(view["blocked_by"], f"{view['in_flight']} in flight")
-    return f"{view['state']}, {what} (engine: {engine})"
+    if view["state"] == "gone":
+        return f"has left its pool, waits for {view['in_flight']} in flight"
+    if view["blocked_by"] == "in_flight":
+        return f"waits for {view['in_flight']} in flight"
+    if view["running"] is None or view["waiting"] is None:
+        return "waits for its metrics page"
+    return f"waits for its engine: {view['running']:g} running, {view['waiting']:g} waiting"
 
 
 def _time_left(view: Mapping[str, Any]) -> str:

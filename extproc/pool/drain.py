@@ -50,7 +50,7 @@ class Blocked(StrEnum):
 
     IN_FLIGHT = "in_flight"  # requests that we sent there
     ENGINE = "engine"  # it has requests that are not ours, or has not yet shown twice that it is idle
-    NO_SAMPLE = "no fresh sample"  # its metrics page has told nothing lately
+    NO_SAMPLE = "no fresh sample"  # its metrics page has told nothing lately, since the drain began
 
 
 _GOING_ANYWAY = frozenset({By.SELF, By.PLATFORM})
@@ -157,7 +157,8 @@ class Drain:
             return None
         if in_flight:
             return Blocked.IN_FLIGHT
-        return Blocked.ENGINE if now - self._heard_s <= stale_after_s else Blocked.NO_SAMPLE
+        heard_s = max(self._heard_s, now if self.started_s is None else self.started_s)
+        return Blocked.ENGINE if now - heard_s <= stale_after_s else Blocked.NO_SAMPLE
 
     def _end(self, phase: Phase, now: float, still_open: int) -> None:
         self.phase, self.ended_s, self.open_at_end = phase, now, still_open

@@ -40,14 +40,14 @@ class DrainEvent:
 
     def __str__(self) -> str:
         after = "" if self.lasted_s is None else f" after {self.lasted_s:.1f} s"
-        return f"{self.address} {_SAID[self.change]}{after}, asked by: {self.by}, in flight: {self.in_flight}"
+        return f"{self.address} {_SAID[self.change].format(after)} (asked by {self.by}, {self.in_flight} in flight)"
 
 
 _SAID = {
     Change.STARTED: "is draining",
-    Change.DRAINED: "is drained, it is safe to stop",
-    Change.EXPIRED: "was not drained in time",
-    Change.CANCELLED: "is back, its drain was cancelled",
+    Change.DRAINED: "is drained{}: it is safe to stop",
+    Change.EXPIRED: "was not drained in time{}",
+    Change.CANCELLED: "is back{}: its drain was cancelled",
     Change.GONE: "left while it was draining",
     Change.RETURNED: "is back",
 }

@@ -80,8 +80,8 @@ def test_without_a_terminal_there_is_a_line_for_each_change_but_not_for_the_time
     end, _ = waited(Service({"deadline_s": 59.0}, {"deadline_s": 58.0}, idle | {"deadline_s": 57.0}, DRAINED))
     assert end is Exit.DRAINED
     assert file.getvalue().splitlines() == [
-        "10.0.0.1:8000: draining, waits for 1 in flight (engine: 1 running, 0 waiting), 60 s left",
-        "10.0.0.1:8000: draining, waits for its engine to be idle (engine: 0 running, 0 waiting), 57 s left",
+        "10.0.0.1:8000: waits for 1 in flight, 60 s left",
+        "10.0.0.1:8000: waits for its engine: 0 running, 0 waiting, 57 s left",
         "10.0.0.1:8000: drained: it is safe to stop",
     ]
 

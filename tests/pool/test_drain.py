@@ -95,14 +95,15 @@ def test_a_sample_from_before_the_drain_proves_nothing_nor_does_one_seen_twice()
 @pytest.mark.parametrize("told", [{"running": None}, {"waiting": None}])
 def test_a_page_that_does_not_tell_the_load_proves_nothing(told: dict[str, None]) -> None:
     story = Story()
-    for at_s in (11.0, 12.0, 13.0):
+    for at_s in (11.0, 12.0, 13.0, 14.0):
         story.sample(at_s, **told)
-    assert (story.state(13.0), story.blocked_by(13.0)) == (State.DRAINING, Blocked.NO_SAMPLE)
+    assert (story.state(14.0), story.blocked_by(14.0)) == (State.DRAINING, Blocked.NO_SAMPLE)
 
 
 def test_failed_and_stale_scrapes_say_nothing() -> None:
     story = Story()
-    assert story.blocked_by(10.5) is Blocked.NO_SAMPLE
+    assert story.blocked_by(START + 0.5) is Blocked.ENGINE, "there was no time for one yet"
+    assert story.blocked_by(START + STALE_AFTER_S + 0.5) is Blocked.NO_SAMPLE
     story.idle(11.0)
     for at_s in (12.0, 13.0, 14.0, 14.5):
         story.fail(at_s, refused=False)

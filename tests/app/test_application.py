@@ -19,6 +19,7 @@ import pytest
 from extproc import app as app_module
 from extproc.app import App
 from extproc.config.settings import Settings
+from extproc.discovery.config_file import Followed
 from extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.server.listener import ListenError
 from tests.support.ext_proc_client import BUFFERED, DUPLEX, NONE, Client, body, destination, headers, log_batch
@@ -86,9 +87,9 @@ class Running:
 
 
 @asynccontextmanager
-async def started(with_settings: Settings) -> AsyncIterator[Running]:
+async def started(with_settings: Settings, followed: Followed | None = None) -> AsyncIterator[Running]:
     clock, stop, up = Clock(), asyncio.Event(), asyncio.Event()
-    app = App(with_settings, clock=clock)
+    app = App(with_settings, followed=followed, clock=clock)
     task = asyncio.create_task(app.run(stop, lambda _: up.set()))
     try:
         await eventually(lambda: up.is_set() or task.done(), "the application is up")

@@ -127,6 +127,19 @@ async def test_requests_without_a_pick_avoid_a_server_that_drains(start: Any, fl
     assert await hosts(stack) == {first.port: DRAINING, second.port: HEALTHY}
 
 
+@pytest.mark.newest_only
+async def test_a_server_that_is_down_is_told_to_be_unhealthy_until_it_is_back(start: Any, fleet: Fleet) -> None:
+    first, second = await fleet.start(2)
+    fleet.list(first, second)
+    stack = await fleet.stack(start)
+    await until(stack, {first: HEALTHY, second: HEALTHY})
+    await first.stop()
+    await until(stack, {first: UNHEALTHY, second: HEALTHY})
+    assert {(await stack.request("GET", "/v1/models", b"")).port for _ in range(20)} == {second.port}
+    await first.start()
+    await until(stack, {first: HEALTHY, second: HEALTHY})
+
+
 async def test_a_server_that_is_removed_while_it_streams_streams_to_the_end(start: Any, fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     fleet.list(first)
@@ -163,6 +176,7 @@ async def test_without_servers_the_answer_is_a_503_in_json_until_there_is_one(st
     assert (await stack.request("GET", "/v1/models", b"")).status == 503
 
 
+@pytest.mark.newest_only
 async def test_envoy_keeps_its_hosts_while_the_service_is_away_and_follows_it_again(start: Any, fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     fleet.list(first, second)
@@ -194,6 +208,7 @@ async def test_envoy_keeps_its_hosts_while_the_service_is_away_and_follows_it_ag
     await until(stack, {second: HEALTHY})
 
 
+@pytest.mark.newest_only
 async def test_two_envoys_are_told_the_same(start: Any, fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     fleet.list(first)

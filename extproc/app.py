@@ -1,9 +1,9 @@
 """The composition root: everything is built here, started, watched, and ended in order.
 
-Start: the port opens at once (Envoy's health check needs an answer), but the service says "not ready" until an
-endpoint is seen to serve and its load is known, or `ready_wait_s` has passed: picks before that would be blind. Once
-ready it stays so: when all samples are stale it still knows its own requests in flight, and Envoy without it knows
-less.
+Start: the port opens at once (Envoy's health check needs an answer), but the service says "not ready" until the
+members of all pools are known (or their source fails) and one is seen to serve and its load is known, or
+`ready_wait_s` has passed: picks before that would be blind. Once ready it stays so: when all samples are stale it
+still knows its own requests in flight, and Envoy without it knows less.
 End: first "not ready", while requests are still served; then the listener closes; then open exchanges end or reach
 their bound. A request whose stream is cut by our end goes on in Envoy.
 """
@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 _DRAINS_TICK_S = 0.1  # how soon it is noticed that a drain has come to its end
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
 # How long a request waits for the servers to say whether they serve its model after all, before it is refused. Most
-# answer within milliseconds, a busy one takes tenths of a second; Envoy's message_timeout is 1 s as shipped.
+# answer within milliseconds, a busy one takes tenths of a second; Envoy's message_timeout is 1 s as shipped. As
+# long it waits for the first members of its pool.
 _MODELS_WAIT_S = 0.5
 # A list of models older than so many intervals is no ground to refuse a request, or not believed at all.
 _REFUSE_WITHIN, _BELIEVE_WITHIN = 2, 3
@@ -84,6 +85,7 @@ class App:
             rng=Random(),
             id_prefix=f"{secrets.token_hex(4)}-",
         )
+        self._members_known = {name: asyncio.Event() for name in settings.pools}  # set with the first members
         self._model_pollers: dict[str, ModelsPoller] = {}  # of the pools whose servers are asked
         try:
             for name, pool in settings.pools.items():
@@ -117,7 +119,7 @@ class App:
             self.router,
             max_body_bytes=settings.max_body_bytes,
             close_early=self._close_early,
-            ask_models=self._ask_models,
+            look_again=self._look_again,
             clock=clock,
         )
         self._registry = registry(
@@ -136,7 +138,9 @@ class App:
         if not self._was_ready:
             now = self._clock()
             waited = now - self._started_s > self.settings.ready_wait_s
-            self._was_ready = waited or any(pool.can_pick(now) for pool in self.router.pools)
+            # All pools: a request for one whose servers are not known yet is better off without us.
+            known = all(plan.pool.known or self._sources[name].failing for name, plan in self.router.plans.items())
+            self._was_ready = waited or (known and any(pool.can_pick(now) for pool in self.router.pools))
         return self._was_ready and not self._stopping
 
     def status(self) -> dict[str, Any]:
@@ -231,6 +235,7 @@ class App:
         async with contextlib.aclosing(source.watch()) as endpoint_sets:
             async for endpoints in endpoint_sets:
                 change = pool.set_endpoints(endpoints)
+                self._members_known[pool.name].set()
                 self._drains.appeared(pool)
                 for poller in pollers:
                     poller.set_endpoints([member.endpoint for member in pool.members])
@@ -292,8 +297,11 @@ class App:
         mode = self.settings.exchange.response
         return self._access_log.connected > 0 if mode == "auto" else mode == "close"
 
-    async def _ask_models(self, pool: str) -> None:
-        if pool in self._model_pollers:
+    async def _look_again(self, pool: str) -> None:
+        if not self.router.plans[pool].pool.known:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._members_known[pool].wait(), _MODELS_WAIT_S)
+        elif pool in self._model_pollers:
             await self._model_pollers[pool].refresh(_MODELS_WAIT_S)
 
     def _discovery_for_envoy(self) -> eds.EndpointDiscovery:

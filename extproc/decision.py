@@ -26,7 +26,8 @@ class Rejection:
     status: int  # HTTP
     message: str  # for the client; of the request it contains at most a model's name, cut and printable
     retry_after_s: int | None = None
-    # The pool whose servers are to be asked for their models before this is sent; None: it can be sent.
+    # The pool that is to be looked at again before this is sent: its servers asked for their models, or, where its
+    # members are not known yet, waited for; None: it can be sent.
     doubtful: str | None = None
 
 

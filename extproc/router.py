@@ -118,7 +118,10 @@ class Router:
         found = eligible(members, now, raw.subset)
         candidates = found.candidates
         if not candidates:
-            return self._reject(RejectionReason.NO_ENDPOINTS, "No server is available for this request.")
+            doubtful = None if pool.known else pool.name
+            return self._reject(
+                RejectionReason.NO_ENDPOINTS, "No server is available for this request.", doubtful=doubtful
+            )
         if found.panic:
             self.ledger.panics[pool.name] += 1
         elif plan.shed:
@@ -268,9 +271,17 @@ class Router:
         if reservation.response_id is not None:
             self.placements[reservation.pool].stored.put(reservation.response_id, reservation.member, now)
 
-    def _reject(self, reason: RejectionReason, message: str, *, status: int = 503, retry_after_s: int = 1) -> Rejection:
+    def _reject(
+        self,
+        reason: RejectionReason,
+        message: str,
+        *,
+        status: int = 503,
+        retry_after_s: int = 1,
+        doubtful: str | None = None,
+    ) -> Rejection:
         self.ledger.rejections[reason] += 1
-        return Rejection(reason, status, message, retry_after_s)
+        return Rejection(reason, status, message, retry_after_s, doubtful)
 
 
 def _shed(

@@ -48,6 +48,7 @@ class Pool:
         self.members: tuple[Member, ...] = ()  # replaced as a whole when membership changes
         self.drains = Drains()
         self.starts = StartTimes()
+        self.known = False  # its source has said who they are; nobody, perhaps
         self.mixed = False  # not all members are known to serve the same: a pick must look at the request's model
         self._all_unknown = True  # of no member it is known what it serves
         self._models_stale_after_s = models_stale_after_s
@@ -67,6 +68,7 @@ class Pool:
 
         An address whose `uid` is another one than before has another server behind it: the old one has left.
         """
+        self.known = True
         wanted: dict[Address, Endpoint] = {}
         for endpoint in endpoints:
             wanted.setdefault(endpoint.address, endpoint)

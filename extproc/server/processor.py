@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 
-from extproc.decision import Decision, Pick, Rejection
+from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, ResponseBegan, SendPick, SendRejection
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
@@ -34,6 +34,10 @@ LONG_BYTES = 128 * 1024
 _parse = decode.parse
 
 
+class UnknownFleetError(Exception):
+    """The members of the pool are not known yet, so nothing can be said of the request."""
+
+
 class Processor:
     """Serves `ExternalProcessor.Process`. One instance serves all streams of a process."""
 
@@ -43,11 +47,11 @@ class Processor:
         *,
         max_body_bytes: int,
         close_early: Callable[[], bool],
-        ask_models: Callable[[str], Awaitable[None]] | None = None,
+        look_again: Callable[[str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`close_early` tells whether full duplex streams end after the request phase. `ask_models` has the servers of
-        a pool asked which models they serve, and returns soon."""
+        """`close_early` tells whether full duplex streams end after the request phase. `look_again` has the servers of
+        a pool asked which models they serve, or waits for the pool's first members, and returns soon."""
         self.decisions = Durations()
         self.open_streams = 0
         self.streams = 0
@@ -56,7 +60,7 @@ class Processor:
         self._router = router
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
-        self._ask_models = ask_models
+        self._look_again = look_again
         self._clock = clock
         self._long = asyncio.Lock()
 
@@ -72,6 +76,9 @@ class Processor:
             self.undecodable += 1
             log.debug("message that does not decode; Envoy may let the request go on without a pick")
             raise AbortedError(Code.INTERNAL, "message does not decode") from error
+        except UnknownFleetError as error:
+            # We have just started. Envoy may know more than we do: by EDS from before, or from our neighbour.
+            raise AbortedError(Code.UNAVAILABLE, "the servers are not known yet") from error
         except Exception as error:
             self.failures += 1
             log.exception("bug in the request path; Envoy may let the request go on without a pick")
@@ -180,12 +187,17 @@ class Processor:
             await asyncio.sleep(0)
 
     async def _second_thought(self, decision: Rejection, raw: RawRequest) -> Decision:
-        """Before a model is said not to exist, ask: it may have been loaded a moment ago."""
-        if decision.doubtful is None or self._ask_models is None:
+        """Before a model is said not to exist, ask: it may have been loaded a moment ago. And before it is said that
+        there is no server, wait until they are known; raises UnknownFleetError when they are not soon."""
+        if decision.doubtful is None or self._look_again is None:
             return decision
-        await self._ask_models(decision.doubtful)
+        await self._look_again(decision.doubtful)
         self._router.withdraw(decision)
-        return self._router.route(raw, self._clock())
+        second = self._router.route(raw, self._clock())
+        if isinstance(second, Rejection) and second.reason is RejectionReason.NO_ENDPOINTS and second.doubtful:
+            self._router.withdraw(second)
+            raise UnknownFleetError
+        return second
 
     @staticmethod
     def _route(call: Call) -> Route:

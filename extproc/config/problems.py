@@ -41,6 +41,12 @@ class ConfigError(Exception):
         super().__init__("\n".join(str(p) for p in self.problems if p.severity is Severity.ERROR))
 
 
+def in_a_line(problems: Sequence[Problem], most: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    more = f"; and {len(problems) - most} more" if len(problems) > most else ""
+    return "; ".join(str(problem) for problem in problems[:most]) + more
+
+
 def suggest(given: str, known: Iterable[str]) -> str:
     """A cure for an unknown word: the one probably meant, or else all there are."""
     words = sorted(known)

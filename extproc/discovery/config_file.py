@@ -16,7 +16,7 @@ from extproc.config.changes import changes
 from extproc.config.check import check
 from extproc.config.load import Kind, Loaded, load
 from extproc.config.pools import is_eds
-from extproc.config.problems import Problem, Severity
+from extproc.config.problems import Problem, Severity, in_a_line
 from extproc.config.settings import EndpointSettings, PoolSettings, Settings
 from extproc.discovery.watched import Content, contents
 
@@ -118,7 +118,7 @@ class ConfigFile:
             )
 
     def _refuse(self, path: str, errors: Sequence[Problem]) -> None:
-        reason = "; ".join(str(problem) for problem in errors)
+        reason = in_a_line(errors)
         if reason != self.failing:
             _tell(errors)
             log.warning("%s has changed and cannot be used, because of the errors above; what runs is kept", path)

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from extproc.config import endpoints_file
+from extproc.config.problems import in_a_line
 from extproc.config.settings import FileDiscoverySettings, PoolSettings
 from extproc.discovery.listed import ListedSource, Resolver, system_resolver
 from extproc.discovery.source import EndpointSet
@@ -78,7 +79,7 @@ class FileSource:
         # In a thread: a list of a thousand servers takes a good part of a second to parse.
         entries, problems = await asyncio.to_thread(endpoints_file.read, content.raw, str(self._path))
         if entries is None:
-            self._note("; ".join(str(problem) for problem in problems))
+            self._note(in_a_line(problems))
             return
         self._count = len(entries)
         self._note(None)

@@ -159,3 +159,21 @@ async def test_of_new_servers_in_an_envoy_yaml_it_is_said_that_envoy_does_not_kn
     assert service.lists == [(name, [f"{host}:18999", *before[1:]])]
     (message,) = caplog.messages
     assert message.startswith(f"{path} has changed; pool {name} has new: {host}:18999. Envoy reads its file only when")
+
+
+async def test_servers_listed_for_an_eds_cluster_are_told_to_envoy_by_the_service_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "envoy.yaml"
+    lines = ENVOY.with_name("envoy-eds.yaml").read_text().splitlines(keepends=True)
+    (at,) = [number for number, line in enumerate(lines) if line.strip().startswith("discovery:")]
+    indent = lines[at][: lines[at].index("d")]
+    lines[at : at + 2] = [f'{indent}endpoints: [{{address: "10.0.0.1:8000"}}]\n']
+    text = "".join(lines)
+    path.write_text(text)
+    assert load(path).problems == ()
+    async with following(path, "envoy") as service:
+        await looks()
+        write(path, text.replace("10.0.0.1:8000", "10.0.0.2:8000"))
+        await eventually(lambda: service.lists == [("vllm", ["10.0.0.2:8000"])], "the new list")
+    assert caplog.messages == []

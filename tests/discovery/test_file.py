@@ -287,6 +287,14 @@ async def test_a_file_gone_bad_keeps_its_servers_and_says_so_once(
     ]
 
 
+async def test_of_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "servers.yaml"
+    path.write_text("".join(f"- 10.0.0.{n}\n" for n in range(1, 11)))
+    async with watching(path) as seen:
+        await seen.failing("; and 7 more")
+        assert seen.source.failing[str(path)].count("has no port") == 3
+
+
 async def test_before_the_file_is_there_nothing_is_said(tmp_path: Path) -> None:
     path = tmp_path / "servers.yaml"
     async with watching(path) as seen:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from extproc.config import endpoints_file
 from extproc.config.check import all_codes
 from extproc.config.check import check as check_config
 from extproc.config.load import UNREADABLE, load
@@ -41,15 +42,20 @@ def check(
             " looked at together. The section drain of a FILE... given beside counts, else its defaults.",
         ),
     ] = None,
+    servers: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A file of servers, as of discovery.file; may be given several times."),
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", help="How problems are printed.")] = Format.TEXT,
     rules: Annotated[bool, typer.Option("--rules", help="List every code with its reason and cure, and stop.")] = False,
 ) -> None:
-    """Say what is wrong with configuration files, mistakes that Envoy accepts included, and Kubernetes manifests."""
+    """Say what is wrong with configuration files, mistakes that Envoy accepts included; of files of servers; and
+    with Kubernetes manifests."""
     if rules:
         _print_codes(format_)
         raise typer.Exit(0)
-    files, manifests = files or [], kubernetes or []
-    if not files and not manifests:
+    files, manifests, lists = files or [], kubernetes or [], servers or []
+    if not files and not manifests and not lists:
         raise typer.BadParameter("name at least one file", param_hint="FILE")
     problems: list[Problem] = []
     drains: list[DrainSettings] = []
@@ -58,13 +64,15 @@ def check(
         problems += check_config(loaded)
         if loaded.settings is not None:
             drains.append(loaded.settings.drain)
+    for path in lists:
+        problems += endpoints_file.problems_of(path)
     if manifests:
         bounds = max([drain.bounds for drain in drains or [DrainSettings()]], key=longest_s)
         problems += check_manifests([_source(name) for name in manifests], bounds)
     if format_ is Format.JSON:
         sys.stdout.write(json.dumps([_as_json(p) for p in problems], indent=2) + "\n")
     else:
-        _print(problems, len(files) + len(manifests))
+        _print(problems, len(files) + len(manifests) + len(lists))
     if any(p.code in UNREADABLE for p in problems):
         raise typer.Exit(2)
     raise typer.Exit(1 if any(p.severity is Severity.ERROR for p in problems) else 0)

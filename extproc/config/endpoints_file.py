@@ -8,10 +8,11 @@ the form of Prometheus' file_sd, whose `labels` are passed over.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from extproc.config import codes, schema
 from extproc.config.codes import Finding
-from extproc.config.load import decode
+from extproc.config.load import decode, reason_of
 from extproc.config.problems import Problem
 from extproc.config.settings import EndpointSettings
 from extproc.config.tree import Node, TreeError, build, compose
@@ -29,6 +30,15 @@ def read(raw: bytes, name: str) -> tuple[tuple[EndpointSettings, ...] | None, tu
     if isinstance(found, tuple):
         return found, ()
     return None, tuple({finding.problem(name): None for finding in found})
+
+
+def problems_of(path: Path) -> tuple[Problem, ...]:
+    """What is wrong with a file; that it cannot be read, too."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return (Finding(codes.FILE_UNREADABLE, None, reason_of(error)).problem(str(path)),)
+    return read(raw, str(path))[1]
 
 
 def _read(raw: bytes) -> tuple[EndpointSettings, ...] | list[Finding]:

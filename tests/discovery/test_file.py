@@ -12,7 +12,10 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer import Typer
+from typer.testing import CliRunner
 
+from extproc.cli.check import check
 from extproc.config import load
 from extproc.config.endpoints_file import read
 from extproc.config.settings import DiscoverySettings, FileDiscoverySettings, PoolSettings
@@ -140,6 +143,22 @@ def test_what_is_wrong_is_said_with_line_field_and_cure(text: str | bytes, said:
     assert entries is None
     assert str(problems[0]).startswith(said)
     assert len(problems) == 1
+
+
+def test_such_a_file_can_be_checked_beforehand(tmp_path: Path) -> None:
+    app = Typer()
+    app.command()(check)
+    path = tmp_path / "servers.yaml"
+    path.write_text("- 10.0.0.1\n")
+    good = tmp_path / "good.json"
+    good.write_text('["10.0.0.1:8000"]')
+    found = CliRunner().invoke(app, ["--servers", str(path), "--servers", str(good)])
+    said, count = found.output.splitlines()
+    assert said == f'error: {path}:1: [0]: "10.0.0.1" has no port; write host:port [endpoint-address]'
+    assert (count, found.exit_code) == ("2 files: 1 error, 0 warnings", 1)
+    assert CliRunner().invoke(app, ["--servers", str(good)]).exit_code == 0
+    gone = CliRunner().invoke(app, ["--servers", str(tmp_path / "gone.yaml")])
+    assert (gone.exit_code, "there is no such file" in gone.output) == (2, True)
 
 
 async def test_a_pool_may_be_discovered_from_a_file(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def status(
         "ready": ready,
         "uptime_s": _round(now - started_s),
         "time": wall_clock(),
-        "warnings": _warnings(router, now, access_log, failing) + _refusals(eds or {}) + _unfollowed(config_file or {}),
+        "warnings": _warnings(router, now, access_log, failing)
+        + _discovery_warnings(eds or {})
+        + _unfollowed(config_file or {}),
         "pools": {
             name: _pool(plan, now, wall_clock(), failing.get(name, {}))
             | {"prompts": _prompts(router.placements[name].tally)}
@@ -187,13 +189,17 @@ def _warnings(
     return out
 
 
-def _refusals(eds: Mapping[str, Any]) -> list[str]:
-    return [
-        f"Envoy {each['node']!r} refuses the endpoints of {', '.join(each['names'])}, and keeps those it had:"
-        f" {each['refusal']}"
-        for each in eds.get("streams", ())
-        if each["refusal"] is not None
-    ]
+def _discovery_warnings(eds: Mapping[str, Any]) -> list[str]:
+    out = []
+    for each in eds.get("streams", ()):
+        if each["refusal"] is not None:
+            names = ", ".join(each["names"])
+            out.append(
+                f"Envoy {each['node']!r} refuses the endpoints of {names}, keeps those it had: {each['refusal']}"
+            )
+        if each["unknown"]:
+            out.append(f"Envoy {each['node']!r} asks for the endpoints of {', '.join(each['unknown'])}: no pool here")
+    return out
 
 
 def _unfollowed(config_file: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -92,6 +92,7 @@ class EndpointDiscovery:
                     "node": each.subscription.node,
                     "cluster": each.subscription.cluster,
                     "names": sorted(each.subscription.names),
+                    "unknown": sorted(self._unknown(each.subscription.names)),
                     "sent": each.subscription.sent,
                     "accepted": each.subscription.accepted,
                     "refusal": each.subscription.refusal,
@@ -160,7 +161,7 @@ class EndpointDiscovery:
             self.refused += 1
             if subscription.refusal != refusal:
                 log.error("Envoy %r refuses the endpoints sent to it: %s", subscription.node, subscription.refusal)
-        for name in sorted(subscription.names - before - self._pools.keys() - self._logged - {"*"}):
+        for name in sorted(self._unknown(subscription.names - before) - self._logged):
             if len(self._logged) < _MOST_LOGGED:
                 self._logged.add(name)
                 log.warning(
@@ -171,6 +172,9 @@ class EndpointDiscovery:
                 )
         self._refresh()
         stream.look.set()
+
+    def _unknown(self, names: Set[str]) -> Set[str]:
+        return names - self._pools.keys() - {"*"}
 
     def _spoke(self, name: str, _added: object, _removed: object) -> None:
         self._said_at_s.setdefault(name, self._clock())

@@ -15,6 +15,7 @@ from extproc.admin import explain, http
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import RECENT_SHOWN, status
 from extproc.endpoint import Address
+from extproc.pool.drain import By
 from extproc.request import RawRequest, Route
 from extproc.router import Router
 from tests.support.fleet import address, ended, endpoint, pool, route, router, sample, sampled_router
@@ -120,6 +121,25 @@ def shown(
     )
 
 
+def test_the_status_warns_of_what_an_envoy_refuses_and_of_what_is_no_pool() -> None:
+    stream = {"node": "envoy-1", "names": ["vllm", "vlm"], "refusal": None, "unknown": []}
+    streams = [stream, {**stream, "refusal": "bad weight"}, {**stream, "unknown": ["vlm"]}]
+    found = status(
+        sampled_router(2),
+        now=0.0,
+        ready=True,
+        started_s=0.0,
+        version="",
+        streams={},
+        access_log={"connected": 1},
+        eds={"streams": streams},
+    )
+    assert found["warnings"] == [
+        "Envoy 'envoy-1' refuses the endpoints of vllm, vlm, keeps those it had: bad weight",
+        "Envoy 'envoy-1' asks for the endpoints of vlm: no pool here",
+    ]
+
+
 def test_the_status_names_each_endpoint_with_its_state_and_why() -> None:
     fleet = sampled_router(3)
     fleet.pools[0].set_endpoints([endpoint(1), endpoint(2, drained=True), endpoint(3), endpoint(4)])
@@ -137,6 +157,17 @@ def test_the_status_names_each_endpoint_with_its_state_and_why() -> None:
     assert endpoints["10.0.0.3:8000"]["last_scrape_error"] == "refused: no"
     assert endpoints["10.0.0.4:8000"]["sample"] is None
     assert endpoints["10.0.0.1:8000"]["sample"]["age_s"] == NOW
+
+
+def test_the_status_tells_of_each_drain_how_far_it_is() -> None:
+    fleet = sampled_router(2)
+    route(fleet, 1.0, subset=["10.0.0.1"])
+    fleet.pools[0].drains.ask(fleet.pools[0].members[0], By.OPERATOR, 1.5, NOW + 30.0)
+    first, second = shown(fleet)["pools"]["vllm"]["endpoints"]
+    assert second["drain"] is None
+    told = {"phase": "draining", "by": "operator", "in_flight": 1, "blocked_by": "in_flight", "deadline_s": 30.0}
+    assert first["drain"] | told == first["drain"]
+    assert first["drain"]["started"] == pytest.approx(1.7e9 - NOW + 1.5)
 
 
 def test_the_status_shows_the_last_picks_newest_first_without_their_queries() -> None:

@@ -15,11 +15,13 @@ pytestmark = pytest.mark.envoy
 
 SHIPPED = sorted((ROOT / "envoy").glob("envoy*.yaml"))
 REFUSED = (
+    "eds-cluster-undefined",
     "envoy-field-unknown",
     "envoy-field-value",
     "envoy-field-value--duration",
     "ext-proc-after-router",
     "fallback-missing",
+    "node-identity--eds",
     "request-trailers-not-sent",
     "static-address",
     "yaml-boolean",
@@ -27,6 +29,9 @@ REFUSED = (
 )
 SILENT = (
     "buffer-missing",
+    "eds-elsewhere--ads",
+    "eds-load-assignment",
+    "eds-protocol",
     "ext-proc-cluster-undefined",
     "immediate-response-off",
     "mutation-ignored",

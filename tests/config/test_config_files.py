@@ -107,6 +107,50 @@ def test_where_all_headers_are_sent_none_is_missing() -> None:
         assert check(text.replace(place, f"{place}        priority_header: x-priority\n"), name) == ()
 
 
+EDS = """
+node:
+  metadata: {{extproc: {{pools: {{vllm: {{{settings}}}}}}}}}
+static_resources:
+  clusters:
+  - name: vllm
+    type: EDS
+    eds_cluster_config: {{{name}}}
+    load_assignment:
+      cluster_name: vllm
+      endpoints:
+      - lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: "10.0.0.9", port_value: 1}}}}}}}}]
+    load_balancing_policy:
+      policies:
+      - typed_extension_config:
+          name: envoy.load_balancing_policies.override_host
+          typed_config:
+            "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost
+"""
+
+
+def test_of_an_eds_cluster_the_endpoints_are_those_of_the_settings() -> None:
+    """Its own, if there are any, mean nothing to Envoy."""
+    listed = load(EDS.format(settings='endpoints: [{address: "10.0.0.1:8000"}]', name="").encode())
+    assert listed.settings is not None, listed.problems
+    pool = listed.settings.pools["vllm"]
+    assert ([endpoint.address for endpoint in pool.endpoints], pool.service_name) == (["10.0.0.1:8000"], None)
+    found = load(EDS.format(settings='discovery: {file: {path: "x.yaml"}}', name="service_name: fleet").encode())
+    assert found.settings is not None, found.problems
+    pool = found.settings.pools["vllm"]
+    assert pool.discovery is not None
+    assert (pool.endpoints, pool.service_name) == ((), "fleet")
+
+
+def test_an_eds_cluster_whose_endpoints_come_from_nowhere_is_a_mistake() -> None:
+    (problem,) = load(EDS.format(settings="", name="").encode(), "envoy.yaml").problems
+    assert str(problem).endswith("list them, or set discovery: where they come from")
+    assert (problem.code, problem.line, problem.field) == (
+        "pool-empty",
+        3,
+        "node.metadata.extproc.pools.vllm.endpoints",
+    )
+
+
 @pytest.mark.parametrize("written", ['"org/phi:4, alias ,"', '["org/phi:4", alias]'])
 def test_several_models_of_a_server_stand_between_commas_or_in_a_list(written: str) -> None:
     """case c19"""

@@ -253,6 +253,7 @@ async def test_an_unknown_cluster_is_logged_once(caplog: pytest.LogCaptureFixtur
             envoy = Call(channel, "vlm")
             await envoy.send()
             assert await envoy.read() == {"vlm": []}
+            assert {tuple(each["unknown"]) for each in served.discovery.status()["streams"]} == {("vlm",)}
     logged = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert logged == ["Envoy 'envoy-1' asks for the endpoints of 'vlm', which is no pool here: of vllm"]
 

@@ -157,5 +157,5 @@ def node_identity(view: View, say: Say) -> Iterator[Finding]:
         found = view.bootstrap.at("node", name)
         if found is None or found.value in (None, ""):
             eds = any(pools.is_eds(cluster.node) for cluster in view.clusters.values())
-            message = "is not set; with EDS Envoy refuses the file unless its command line says it" if eds else "is not set"
-            yield say(view.bootstrap, message, f"node.{name}")
+            more = "; with EDS Envoy refuses the file unless its command line says it" if eds else ""
+            yield say(view.bootstrap, f"is not set{more}", f"node.{name}")

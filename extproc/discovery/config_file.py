@@ -68,7 +68,7 @@ class ConfigFile:
         if content.error is not None:
             self._fail(f"{path}: {content.error}")
             return
-        loaded, problems = await asyncio.to_thread(_read, content.raw, path)
+        loaded, problems = await asyncio.to_thread(_read, content.raw, path, self._followed.kind)
         if loaded.settings is None:
             self._refuse(path, [problem for problem in loaded.problems if problem.severity is Severity.ERROR])
             return
@@ -144,6 +144,7 @@ def _tell(problems: Sequence[Problem]) -> None:
         log.warning("%s: %s [%s]", problem.severity, problem, problem.code)
 
 
-def _read(raw: bytes, name: str) -> tuple[Loaded, tuple[Problem, ...]]:
+def _read(raw: bytes, name: str, kind: Kind) -> tuple[Loaded, tuple[Problem, ...]]:
+    """The file, and all that is wrong with it if it can be used."""
     loaded = load(raw, name)
-    return loaded, check(loaded)
+    return loaded, check(loaded) if loaded.settings is not None and loaded.kind == kind else ()

@@ -22,7 +22,5 @@ def source_of(pool: PoolSettings) -> EndpointSource:
     try:
         from extproc.discovery.srv import SrvSource
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f'discovery.srv: the package {error.name} is missing; install it with pip install "vllm-extproc[dns]"'
-        ) from error
+        raise ValueError('discovery.srv needs dnspython; install it with pip install "vllm-extproc[dns]"') from error
     return SrvSource(pool, found.srv)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -244,6 +246,15 @@ async def test_it_is_what_a_pool_with_srv_discovery_gets(zone: DnsServer) -> Non
     chosen = source_of(PoolSettings(discovery=discovery))
     assert isinstance(chosen, SrvSource)
     assert [endpoint.address for endpoint in await first(chosen)] == [Address.of("10.0.0.1", 8000)]
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name in ("extproc.discovery.srv", "extproc.discovery.dns_client")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dns", None)
+    settings = PoolSettings(discovery=DiscoverySettings(srv=SrvDiscoverySettings(name=NAME)))
+    with pytest.raises(ValueError, match=re.escape('pip install "vllm-extproc[dns]"')):
+        source_of(settings)
 
 
 async def test_a_change_comes_within_the_ttl_by_the_clock(zone: DnsServer) -> None:

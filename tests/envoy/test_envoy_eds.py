@@ -158,6 +158,38 @@ async def test_a_server_that_is_removed_while_it_streams_streams_to_the_end(star
     assert len(first.seen) == 1
 
 
+@pytest.mark.newest_only
+async def test_without_ignoring_health_a_removed_server_stays_while_it_is_healthy(start: Any, fleet: Fleet) -> None:
+    """What `extproc check` warns of: eds-removal-waits."""
+    first, second = await fleet.start(2)
+    fleet.list(first, second)
+    stack = await fleet.stack(
+        start, change=lambda config: envoy_config.cluster(config, "vllm").pop("ignore_health_on_host_removal")
+    )
+    await until(stack, {first: HEALTHY, second: HEALTHY})
+    await eventually(lambda: stack.healthy("vllm", hosts=2), "Envoy's own checks passed")
+    fleet.list(second)
+    await eventually(lambda: _all_accepted(stack, hosts=1), "Envoy has been told of one alone")
+    assert {(await stack.request("GET", "/v1/models", b"")).port for _ in range(40)} == {first.port, second.port}
+    first.health = 503
+    await until(stack, {second: HEALTHY})
+
+
+async def test_a_server_whose_health_fails_keeps_its_streams(start: Any, fleet: Fleet) -> None:
+    (server,) = await fleet.start(1)
+    fleet.list(server)
+    held = server.respond = Held(head_first=True)
+    stack = await fleet.stack(start)
+    await eventually(lambda: stack.healthy("vllm", hosts=1), "Envoy's own check passed")
+    headers = {"content-type": "application/json"}
+    async with stack.client.post(f"{stack.url}/v1/chat/completions", data=BODY, headers=headers) as response:
+        assert await response.content.readline() == b"data: first\n"
+        server.health = 503
+        await eventually(lambda: stack.healthy("vllm", hosts=0), "Envoy's own check fails")
+        held.release()
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_without_servers_the_answer_is_a_503_in_json_until_there_is_one(start: Any, fleet: Fleet) -> None:
     (server,) = await fleet.start(1)
     fleet.list()
@@ -229,9 +261,12 @@ async def test_two_envoys_are_told_the_same(start: Any, fleet: Fleet) -> None:
     await eventually(lambda: _all_accepted(one), "both have accepted the present version")
 
 
-async def _all_accepted(stack: Stack) -> bool:
-    found = (await stack.status())["eds"]
-    return {stream["accepted"] for stream in found["streams"]} == {found["versions"]["vllm"]}
+async def _all_accepted(stack: Stack, *, hosts: int | None = None) -> bool:
+    """Every Envoy has taken the present version, of so many hosts if that is said."""
+    status = await stack.status()
+    found = status["eds"]
+    current = {stream["accepted"] for stream in found["streams"]} == {found["versions"]["vllm"]}
+    return current and hosts in (None, len(status["pools"]["vllm"]["endpoints"]))
 
 
 @pytest.mark.newest_only

@@ -43,6 +43,7 @@ class Upstream:
         self.waiting: float = 0.0  # shown on the metrics page
         self.open = 0  # requests being answered now; shown as running on the metrics page
         self.models: tuple[str, ...] | None = None  # what it tells the service that it serves; None: 404
+        self.health = 200  # the status of /health
         self.respond: Responder = answer
         self.metrics: Responder = self.page
         self._runner: web.AppRunner | None = None
@@ -89,7 +90,7 @@ class Upstream:
         if request.path == "/metrics":
             return await self.metrics(request, b"")
         if request.path == "/health":
-            return web.Response()
+            return web.Response(status=self.health)
         if request.path == "/v1/models" and request.headers.get("user-agent") == "extproc":  # else it is a client's
             if self.models is None:
                 return web.Response(status=404)

@@ -1,4 +1,4 @@
-"""Do the endpoints of an EDS cluster come from the service, soon, and without a stream being cut?"""
+"""Do the endpoints of an EDS cluster come from the service, soon, and do hosts go when their servers do?"""
 
 from __future__ import annotations
 
@@ -160,19 +160,3 @@ def eds_load_assignment(view: View, say: Say) -> Iterator[Finding]:
     for pool in _eds(view):
         if pool.node.get("load_assignment") is not None:
             yield say(pool.node, "has no effect", "load_assignment")
-
-
-@rule(
-    "pool-closes-connections",
-    ERROR,
-    why="A server that is asked to stop says so on /health and ends its streams first; Envoy would cut them.",
-    cure="remove it",
-)
-def pool_closes_connections(view: View, say: Say) -> Iterator[Finding]:
-    for pool in view.pools:
-        if pool.message.close_connections_on_host_health_failure:
-            yield say(
-                pool.node,
-                "cuts the streams of a server whose /health fails",
-                "close_connections_on_host_health_failure",
-            )

@@ -218,7 +218,7 @@ class Churn:
         """A server for an event to do something to; it is the event's until it is not busy any more."""
         free = self._free(pool)
         if wanted is None and free:  # one with streams, if the lot falls so
-            some = self._takes.sample(free, min(3, len(free)))
+            some = self._takes.sample(free, max(1, len(free) - 1))
             wanted = max(some, key=lambda server: len(server.open_requests()))
         if wanted not in free or len(free) <= LEAVE[pool]:
             raise RuntimeError(f"no server of {pool} can be taken")

@@ -190,8 +190,14 @@ async def test_a_drain_survives_kill_9_of_the_service(start: Any, tmp_path: Path
         await stack.process.kill()
         assert await new_requests(stack, 20) == {other.port}
 
-        await stack.start_service()
-        await stack.until_service_is_used(all_ready=False)
+        async def start_again() -> None:
+            await stack.start_service()
+            await stack.until_service_is_used(all_ready=False)
+
+        starting = asyncio.create_task(start_again())
+        while not starting.done():
+            assert await new_requests(stack, 1) == {other.port}
+        await starting
         answer = await drain(stack, "GET", server)
         assert (answer["phase"], answer["by"]) == ("draining", "operator")
         assert answer["started"] == pytest.approx(begun["started"], abs=1)

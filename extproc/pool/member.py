@@ -13,7 +13,7 @@ from extproc.pool.health import Health
 from extproc.pool.prefill import PrefillQueue
 from extproc.pool.sample import LoadSample
 from extproc.pool.token_interval import TokenInterval
-from extproc.pool.warm_up import WarmUp
+from extproc.pool.warm_up import Company, WarmUp
 
 if TYPE_CHECKING:
     from extproc.pool.reservation import Reservation
@@ -95,8 +95,10 @@ class Member:
         "warm_up",
     )
 
-    def __init__(self, endpoint: Endpoint, *, stale_after_s: float, probed: bool = False) -> None:
-        """`probed`: somebody asks for its /health; see `Health`."""
+    def __init__(
+        self, endpoint: Endpoint, *, stale_after_s: float, probed: bool = False, company: Company | None = None
+    ) -> None:
+        """`probed`: somebody asks for its /health; see `Health`. `company`: see `WarmUp`."""
         self.endpoint = endpoint
         self.stale_after_s = stale_after_s
         self.health = Health(probed=probed)
@@ -124,7 +126,7 @@ class Member:
         self.models_error: str | None = None  # of the last question; None: it was answered, or there was none
         self.models: frozenset[str] | None = None  # that, or else what the operator says; None: not known
         self.token_interval = TokenInterval()
-        self.warm_up = WarmUp()
+        self.warm_up = WarmUp(company)
         self.start_s: float | None = None  # it took so long to start; None: that was not seen
         self._begun = BeginRate()
         self._open: dict[Reservation, None] = {}  # in the order they were made
@@ -251,7 +253,7 @@ class Member:
         self.unseen += 1
         if self.health.allowance is not None:
             self.trials[reservation] = None
-        if self.warm_up.most is not None:
+        if self.warm_up.warming:
             self._hold()
         self.restand()
 
@@ -260,7 +262,7 @@ class Member:
         self._unseen.pop(reservation, None)
         self.in_flight = len(self._open)
         self.unseen = len(self._unseen)
-        if self.warm_up.most is not None:
+        if self.warm_up.warming:
             self.warm_up.ended()
             self._hold()
         self.restand()

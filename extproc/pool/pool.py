@@ -11,6 +11,7 @@ from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
 from extproc.pool.starting import StartTimes, start_s
+from extproc.pool.warm_up import Company
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class Pool:
         self._stale_after_s = stale_after_s
         self._probed = probed
         self._unix_s = unix_s
+        self._company = Company()
         self._by_address: dict[Address, Member] = {}
         self._leaving: list[Member] = []  # gone, with requests still in flight
         self._watchers: list[Watcher] = []
@@ -84,7 +86,7 @@ class Pool:
             member = stay.get(address)
             if member is None:
                 added.append(endpoint)
-                member = Member(endpoint, stale_after_s=self._stale_after_s, probed=self._probed)
+                member = Member(endpoint, stale_after_s=self._stale_after_s, probed=self._probed, company=self._company)
             elif member.endpoint != endpoint:
                 updated.append(endpoint)
                 member.endpoint = endpoint
@@ -98,6 +100,8 @@ class Pool:
         self._leaving = [m for m in (*self._leaving, *removed) if m.in_flight]
         self._by_address = members
         self.members = tuple(members.values())
+        self._company.members = len(self.members)
+        self._company.warming = sum(member.warm_up.warming for member in self.members)
         self._models_changed()
         self.drains.membership(self.members, removed, returned)
         for watcher in self._watchers:

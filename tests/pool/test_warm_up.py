@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
+
 from extproc.decision import Outcome, Pick
 from extproc.pool.member import Member
+from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import Histogram, LoadSample
 from extproc.pool.warm_up import ENOUGH, FIRST
@@ -68,6 +71,34 @@ def test_where_all_are_cold_all_are_used() -> None:
         send(each, FIRST)
     found = eligible(servers, 0.0)
     assert (list(found.candidates), found.panic) == (servers, False)
+
+
+def fleet(*begun: float) -> Pool:
+    made = Pool("vllm", stale_after_s=3.0)
+    made.set_endpoints([endpoint(number + 1) for number in range(len(begun))])
+    for number, count in enumerate(begun):
+        made.observe(address(number + 1), page(0.0, count))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("begun", "bound"), [((0.0, 0.0, 0.0), False), ((0.0, 0.0, 500.0), False), ((0.0, 0.0, 500.0, 500.0), True)]
+)
+def test_a_bound_needs_others_that_can_take_over(begun: tuple[float, ...], bound: bool) -> None:
+    """In a fleet that has just come up, prompts would be driven to servers that hold nothing of them."""
+    members = fleet(*begun).members
+    send(members[0], FIRST)
+    assert (members[0] not in picked(*members)) == bound
+
+
+def test_one_that_left_is_no_company() -> None:
+    pool = fleet(0.0, 0.0, 500.0, 500.0)
+    pool.set_endpoints([endpoint(1), endpoint(2), endpoint(3)])
+    send(pool.members[0], FIRST)
+    assert picked(*pool.members) == list(pool.members)
+    pool.observe(address(2), page(1.0, 500.0))
+    pool.observe(address(1), page(1.0, 0.0))
+    assert pool.members[0] not in picked(*pool.members)
 
 
 def test_what_ended_counts_where_nothing_has_a_first_token() -> None:

@@ -46,9 +46,9 @@ def page(runs: Mapping[str, Sequence[Ran]], at_once: Mapping[str, Sequence[Ran]]
         *_moves(runs, plan),
         "",
         "Consistent hashing moves about an equal share, a modulo nearly all. `cache-aware` moves nobody to a newcomer,"
-        " since the server that holds a conversation answers it sooner; newcomers get new conversations. `session`"
-        " moves somewhat more than `ring-hash`: its load bound passes a conversation on where too many requests run at"
-        f" once.\n\nAll at once, {FEW} to {MANY} and back, is a modulo's best case, since {FEW} divides {MANY}:\n",
+        " since the server that holds a conversation answers it sooner; newcomers get new conversations. `session` and"
+        " `ring-hash` have rings with other points, since their servers have other names: by that alone their shares"
+        f" differ.\n\nAll at once, {FEW} to {MANY} and back, is a modulo's best case, since {FEW} divides {MANY}:\n",
         *_moves(at_once, once),
         "",
     ]

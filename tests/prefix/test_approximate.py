@@ -87,9 +87,9 @@ def test_an_endpoint_above_the_equal_share_gives_way_to_one_below() -> None:
 def test_an_endpoint_may_use_what_others_leave_free() -> None:
     index = ApproximateIndex(max_blocks=1000)
     busy, _ = index.add_endpoint(), index.add_endpoint()
-    whole = new_chain(Random(1), 900)
+    whole = new_chain(Random(1), 800)
     index.insert(busy, whole)
-    assert index.match(whole, ALL) == {busy: 900}
+    assert index.match(whole, ALL) == {busy: 800}
 
 
 def test_a_forgotten_endpoint_costs_nothing_at_once_and_is_gone_after_some_inserts() -> None:

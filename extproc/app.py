@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _DRAINS_TICK_S = 0.1  # how soon it is noticed that a drain has come to its end
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
+_LETTING_GO_S = 0.5  # for the ends of thousands of exchanges to be written
 # How long a request waits for the servers to say whether they serve its model after all, before it is refused. Most
 # answer within milliseconds, a busy one takes tenths of a second; Envoy's message_timeout is 1 s as shipped. As
 # long it waits for the first members of its pool.
@@ -203,13 +204,17 @@ class App:
         log.info("stopped")
 
     async def _end_streams(self, server: Server) -> None:
-        """Close the listener and wait for the open exchanges, at most `shutdown_grace_s`.
+        """Close the listener and wait for the open exchanges, at most `shutdown_grace_s`; then let go of those that
+        Envoy can do without.
 
         Envoy's access log and those who watch our health hold their calls for ever: they are not waited for.
         """
-        stopping = asyncio.create_task(server.stop(self.settings.shutdown_grace_s))
+        stopping = asyncio.create_task(server.stop(self.settings.shutdown_grace_s + _LETTING_GO_S))
+        let_go_s = self._clock() + self.settings.shutdown_grace_s
         while True:
             await asyncio.sleep(_STREAMS_CHECK_S)  # first: a call that was just accepted shall be counted
+            if self._clock() >= let_go_s:
+                self._processor.let_go()
             if stopping.done() or not self._processor.open_streams:
                 break
         await server.stop(0)

@@ -128,6 +128,17 @@ class Exchange:
     def state(self) -> State:
         return self._state
 
+    @property
+    def may_end(self) -> bool:
+        """Whether Envoy can do without us from here on: what is still to come of the request and of the response does
+        not pass through us, so an end with OK changes nothing for the client."""
+        return (
+            self._state is State.DECIDED
+            and self._opening.response_body is BodyMode.NONE
+            and self.shape is not Shape.STREAMED
+            and not self._endless
+        )
+
     def receive(self, event: Event) -> list[Action]:
         """The answers to one message."""
         if self._opening.observe_only or self._state is State.ENDED:

@@ -76,6 +76,11 @@ class Call:
         while (message := await self.read()) is not EOF:
             yield message
 
+    def end_of_messages(self) -> None:
+        """Wait for no more of them: `read` gives EOF after those that are here."""
+        self.ended = True
+        self.wake()
+
     async def wait(self) -> None:
         """Until `wake`."""
         future = asyncio.get_running_loop().create_future()

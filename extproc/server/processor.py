@@ -63,6 +63,15 @@ class Processor:
         self._look_again = look_again
         self._clock = clock
         self._long = asyncio.Lock()
+        self._answered: set[Call] = set()  # streams that Envoy can do without from here on
+
+    def let_go(self) -> None:
+        """End the streams of requests that run on without us, with OK.
+
+        In full duplex Envoy takes any other end for a failure, and cuts the response.
+        """
+        for call in self._answered:
+            call.end_of_messages()
 
     async def process(self, call: Call) -> None:
         """One stream. It ends at the end of reads, by cancellation (both normal), or when we close it. A fault ends it
@@ -85,6 +94,7 @@ class Processor:
             raise AbortedError(Code.INTERNAL, "internal error") from error
         finally:
             self.open_streams -= 1
+            self._answered.discard(call)
             if pick_ids:
                 self._router.stream_ended(pick_ids[0], self._clock())
 
@@ -110,6 +120,8 @@ class Processor:
         while True:
             if part is not None and await self._answer(exchange, message, part, call, pick_ids):
                 return
+            if exchange.may_end:
+                self._answered.add(call)
             raw = await call.read()
             if raw is EOF:
                 return
@@ -134,6 +146,7 @@ class Processor:
             reply = encode.rejection(decision)
         self.decisions.add(self._clock() - started_s)
         await call.write(reply)
+        self._answered.add(call)
         while (raw := await call.read()) is not EOF:
             part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
             if part is not None and pick_ids:

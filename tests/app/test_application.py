@@ -315,15 +315,30 @@ async def test_it_does_not_wait_for_calls_that_never_end_by_themselves(vllm: Met
         await running.ended()
 
 
-async def test_a_stream_that_does_not_end_is_cut_after_the_grace(vllm: MetricsServer) -> None:
+@pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
+async def test_a_stream_that_does_not_end_is_left_after_the_grace(vllm: MetricsServer, mode: int) -> None:
+    """Cases f03, g09: its request runs on, and in full duplex any end but OK would cut the response."""
+    async with started(settings({"vllm": [vllm.address]}, shutdown_grace_s=0.2)) as running:
+        stream = running.client.stream()
+        if mode == DUPLEX:
+            await stream.send(headers(DUPLEX))
+        await stream.ask(body(b"{}", first_with_mode=None if mode == DUPLEX else mode))
+        if mode == DUPLEX:
+            assert await stream.read() is not None  # the body comes back
+        await running.ended()
+        assert await stream.code() == "OK"
+        [reservation] = running.app.router.ledger.recent
+        assert not reservation.open
+
+
+async def test_a_stream_whose_request_is_not_whole_is_cut_after_the_grace(vllm: MetricsServer) -> None:
     """case g09"""
     async with started(settings({"vllm": [vllm.address]}, shutdown_grace_s=0.2)) as running:
         stream = running.client.stream()
-        await stream.ask(body(b"{}", first_with_mode=BUFFERED))
+        await stream.send(headers(DUPLEX), body(b"{", end=False))
+        await eventually(lambda: running.app.status()["streams"]["open"] == 1, "the stream is there")
         await running.ended()
         assert await stream.code() != "OK"
-        [reservation] = running.app.router.ledger.recent
-        assert not reservation.open
 
 
 async def test_after_the_end_nothing_is_left(vllm: MetricsServer) -> None:

@@ -219,6 +219,32 @@ def test_a_stream_that_the_response_comes_through_is_never_closed_early(response
     assert all(len(actions) == 1 for actions in sent[2:])
 
 
+@pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, BodyMode.NONE])
+def test_envoy_can_do_without_us_once_the_request_is_decided(mode: BodyMode) -> None:
+    book = Playbook(mode, H)
+    assert not book.exchange.may_end
+    book.play(request_headers())
+    assert book.exchange.may_end == (mode is BodyMode.NONE)
+    if mode is not BodyMode.NONE:
+        book.play(request_body(BODY, end=True))
+        assert book.exchange.may_end
+
+
+def test_envoy_cannot_do_without_us_while_something_passes_through_us() -> None:
+    """The body of a request in pieces or without end, or a response's."""
+    upgrade = request_headers(headers={":method": "GET", "upgrade": "websocket"})
+    duplex = BodyMode.FULL_DUPLEX_STREAMED
+    for opening, events in (
+        (Opening(request_body=BodyMode.STREAMED), [request_headers()]),
+        (Opening(request_body=duplex), [upgrade]),
+        (Opening(request_body=duplex, response_body=duplex), [request_headers(), request_body(BODY, end=True)]),
+    ):
+        book = Playbook(opening, H)
+        book.play_all(events)
+        assert book.exchange.state is State.DECIDED
+        assert not book.exchange.may_end
+
+
 @pytest.mark.parametrize("mode", [mode for mode in BodyMode if mode is not BodyMode.FULL_DUPLEX_STREAMED])
 def test_only_full_duplex_closes_early(mode: BodyMode) -> None:
     """Elsewhere the end of the stream is what tells that the request ended."""

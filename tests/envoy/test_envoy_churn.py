@@ -13,7 +13,7 @@ from tests.churn.run import Churn, Options
 @pytest.mark.newest_only
 async def test_half_a_minute_of_churn_cuts_only_what_was_on_a_killed_server(envoy_binary: Path, tmp_path: Path) -> None:
     options = Options(
-        seed=2, seconds=26, events=8, streams=12, scale=0.08, servers=5, srv_servers=1, deadline_s=60, quick=True
+        seed=2, seconds=22, events=8, streams=12, scale=0.08, servers=5, srv_servers=1, deadline_s=60, quick=True
     )
     said: list[str] = []
     async with Churn(options, tmp_path, binary=envoy_binary, say=said.append) as churn:

@@ -197,6 +197,7 @@ async def test_a_drain_survives_kill_9_of_the_service(start: Any, tmp_path: Path
         starting = asyncio.create_task(start_again())
         while not starting.done():
             assert await new_requests(stack, 1) == {other.port}
+            await asyncio.sleep(0.02)
         await starting
         answer = await drain(stack, "GET", server)
         assert (answer["phase"], answer["by"]) == ("draining", "operator")

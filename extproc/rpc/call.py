@@ -35,7 +35,7 @@ class Carrier(Protocol):
 class Call:
     """Its handler runs in one task, which is cancelled when the peer gives the call up; others may help it."""
 
-    __slots__ = ("_carrier", "_futures", "_headers", "ended", "messages", "replied", "stream", "task", "unacknowledged")
+    __slots__ = ("_carrier", "_futures", "_headers", "ended", "messages", "replied", "stream", "unacknowledged")
 
     def __init__(self, carrier: Carrier, stream: int, headers: list[Header], max_message_bytes: int) -> None:
         self.stream = stream
@@ -43,7 +43,6 @@ class Call:
         self.ended = False  # the peer sends no more
         self.replied = False  # our headers are out
         self.unacknowledged = 0  # bytes received that the peer may not replace yet
-        self.task: asyncio.Task[None]
         self._carrier = carrier
         self._headers = headers
         self._futures: list[asyncio.Future[None]] = []  # of those that wait

@@ -63,6 +63,8 @@ class Session(asyncio.Protocol):
         self._sessions = sessions
         self._http2 = http2.Connection(self)
         self._calls: dict[int, Call] = {}
+        # Not in the call: a cancelled task keeps its traceback, and so would keep itself until a collection.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._writable = asyncio.Event()
@@ -74,7 +76,7 @@ class Session(asyncio.Protocol):
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """Of the calls that are open."""
-        return [call.task for call in self._calls.values()]
+        return list(self._tasks.values())
 
     def going_away(self) -> None:
         """Ask the peer to open no more calls here; those that come all the same are served."""
@@ -145,11 +147,11 @@ class Session(asyncio.Protocol):
             return
         call = self._calls[stream] = Call(self, stream, headers, self._rules.max_message_bytes)
         call.ended = ended
-        call.task = self._loop.create_task(self._run(handler, call))
+        task = self._tasks[stream] = self._loop.create_task(self._run(handler, call))
         limit_s = timeout_s(fields.get(b"grpc-timeout"))
         if limit_s is not None:
             expiry = self._loop.call_later(limit_s, self._give_up, call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
-            call.task.add_done_callback(lambda _: expiry.cancel())
+            task.add_done_callback(lambda _: expiry.cancel())
 
     def data(self, stream: int, data: bytes, ended: bool) -> None:
         call = self._calls.get(stream)
@@ -171,9 +173,9 @@ class Session(asyncio.Protocol):
             call.wake()
 
     def reset(self, stream: int) -> None:
-        call = self._calls.pop(stream, None)
-        if call is not None:
-            call.task.cancel()
+        task = self._forget(stream)
+        if task is not None:
+            task.cancel()
 
     def sent(self, stream: int) -> None:
         call = self._calls.get(stream)
@@ -208,7 +210,7 @@ class Session(asyncio.Protocol):
         except AbortedError as error:
             self._end(call, error.code, error.details)
         except asyncio.CancelledError:
-            if self._calls.pop(call.stream, None) is not None:
+            if self._forget(call.stream) is not None:
                 self._http2.send_reset(call.stream, http2.CANCEL)
                 self._flush()
             raise
@@ -219,15 +221,22 @@ class Session(asyncio.Protocol):
             self._end(call, Code.OK, "")
 
     def _give_up(self, call: Call, code: Code, details: str) -> None:
+        task = self._tasks.get(call.stream)
         self._end(call, code, details)
-        call.task.cancel()
+        if task is not None:
+            task.cancel()
 
     def _end(self, call: Call, code: Code, details: str) -> None:
-        if self._calls.pop(call.stream, None) is None:
+        if self._forget(call.stream) is None:
             return
         block = trailers(code, details)
         self._http2.send_end(call.stream, block if call.replied else _HEAD + block)
         self._flush()
+
+    def _forget(self, stream: int) -> asyncio.Task[None] | None:
+        """The task of a call that is over; None: it has been over before."""
+        self._calls.pop(stream, None)
+        return self._tasks.pop(stream, None)
 
     def _cancel_all(self) -> None:
         for task in self.tasks:

@@ -29,7 +29,7 @@ class Recorder:
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def opened(self, stream: int, headers: list[Header], ended: bool) -> None:
-        self.told.append(("opened", stream, dict(headers)[b":path"], ended))
+        self.told.append(("opened", stream, dict(headers).get(b":path"), ended))
 
     def data(self, stream: int, data: bytes, ended: bool) -> None:
         self.told.append(("data", stream, data, ended))

@@ -1,0 +1,1 @@
+"""How many servers should a pool have? Nothing here starts or stops one."""

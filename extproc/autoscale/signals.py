@@ -1,0 +1,135 @@
+"""What do the looks at a pool come to?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.autoscale.arrivals import Arrivals
+from extproc.autoscale.first_token import FirstTokens, p99_s
+from extproc.autoscale.known import Measured, known, mean
+from extproc.autoscale.reading import PoolReading, ServerReading, ServerState
+from extproc.autoscale.window import Window
+
+TTFT_WINDOWS = 5  # the 99th percentile takes a hundred requests: it is read over more than one window
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """A pool now. None is unknown. Means over the window, of the ready servers whose load is known."""
+
+    at_s: float
+    ready: int = 0
+    starting: int = 0
+    draining: int = 0
+    stale: int = 0
+    rate_per_s: Measured | None = None  # of all requests that come to the router for the pool
+    growth_per_s2: float | None = None  # of that rate, each second
+    fastest_rise_per_s: float | None = None  # of that rate, within one lead
+    prompt_tokens: Measured | None = None  # of a request
+    uncached_tokens: Measured | None = None  # of a request
+    output_tokens: Measured | None = None  # of an answer
+    waiting: Measured | None = None  # requests per server
+    running: Measured | None = None  # requests per server
+    kv_usage: Measured | None = None  # 0..1 per server
+    kv_usages: tuple[float, ...] = ()  # of each server, ascending
+    preempting: bool = False  # a server preempted requests within the window
+    all_loads_known: bool = False  # of every ready server: waiting, running and KV usage
+    ttft_p99_s: Measured | None = None
+    age_s: float | None = None  # since the load of any server was last known; None: never
+
+    @property
+    def provisioned(self) -> int:
+        """Servers that serve or will: draining ones excluded."""
+        return self.ready + self.starting + self.stale
+
+
+class _Server:
+    """What is kept of one server."""
+
+    __slots__ = ("kv_usage", "preempted_at_s", "preemptions", "running", "sample_at_s", "ttft", "waiting")
+
+    def __init__(self, window_s: float, gap_s: float) -> None:
+        self.waiting = Window(window_s, gap_s)
+        self.running = Window(window_s, gap_s)
+        self.kv_usage = Window(window_s, gap_s)
+        self.ttft = FirstTokens(TTFT_WINDOWS * window_s)
+        self.preemptions: float | None = None
+        self.preempted_at_s = float("-inf")
+        self.sample_at_s = float("-inf")
+
+    def add(self, at_s: float, reading: ServerReading) -> None:
+        if at_s <= self.sample_at_s:
+            return
+        self.sample_at_s = at_s
+        self.waiting.add(at_s, reading.waiting)
+        self.running.add(at_s, reading.running)
+        kv = known(reading.kv_usage_ratio)
+        self.kv_usage.add(at_s, None if kv is None else min(kv, 1.0))
+        self.ttft.add(at_s, reading.ttft)
+        preemptions = known(reading.preemptions)
+        if preemptions is not None and self.preemptions is not None and preemptions > self.preemptions:
+            self.preempted_at_s = at_s
+        self.preemptions = preemptions
+
+
+class PoolSignals:
+    """Those of one pool. Memory is bounded by the number of servers."""
+
+    def __init__(self, window_s: float, gap_s: float) -> None:
+        """`gap_s`: a sample of a server is believed for so long."""
+        self._window_s = window_s
+        self._gap_s = gap_s
+        self._servers: dict[str, _Server] = {}
+        self._arrivals = Arrivals(window_s)
+        self._known_at_s: float | None = None  # the load of some server
+
+    def add(self, reading: PoolReading, lead_s: float) -> Signals:
+        """Take in a look, and say what all looks come to. `lead_s`: how long a server takes to come."""
+        now = reading.at_s
+        self._arrivals.add(now, reading.offered, lead_s)
+        self._servers = {
+            each.key: self._servers.get(each.key) or _Server(self._window_s, self._gap_s) for each in reading.servers
+        }
+        for each in reading.servers:
+            age_s = known(each.age_s)
+            if age_s is not None:
+                self._servers[each.key].add(now - age_s, each)
+        ready = [self._servers[each.key] for each in reading.servers if each.state is ServerState.READY]
+        serving = [self._servers[each.key] for each in reading.servers if each.state is not ServerState.STARTING]
+        waiting = [server.waiting.mean(now) for server in ready]
+        running = [server.running.mean(now) for server in ready]
+        kv_usage = [server.kv_usage.mean(now) for server in ready]
+        if any(value is not None for value in (*waiting, *running, *kv_usage)) or (
+            reading.known and not ready and not reading.count(ServerState.STALE)
+        ):
+            self._known_at_s = now
+        return Signals(
+            at_s=now,
+            ready=len(ready),
+            starting=reading.count(ServerState.STARTING),
+            draining=reading.count(ServerState.DRAINING),
+            stale=reading.count(ServerState.STALE),
+            rate_per_s=self._arrivals.rate_per_s(now),
+            growth_per_s2=self._arrivals.growth_per_s2(now),
+            fastest_rise_per_s=self._arrivals.fastest_rise_per_s,
+            prompt_tokens=self._arrivals.tokens("prompt_tokens", now),
+            uncached_tokens=self._arrivals.tokens("uncached_tokens", now),
+            output_tokens=self._arrivals.tokens("output_tokens", now),
+            waiting=_mean(waiting),
+            running=_mean(running),
+            kv_usage=_mean(kv_usage),
+            kv_usages=tuple(sorted(each.value for each in kv_usage if each is not None)),
+            preempting=any(now - server.preempted_at_s <= self._window_s for server in ready),
+            all_loads_known=all(
+                each is not None and each.age_s <= self._gap_s for each in (*waiting, *running, *kv_usage)
+            ),
+            ttft_p99_s=p99_s(server.ttft.lately(now) for server in serving),
+            age_s=None if self._known_at_s is None else now - self._known_at_s,
+        )
+
+
+def _mean(values: list[Measured | None]) -> Measured | None:
+    """Of those that are known; as old as the oldest."""
+    there = [each for each in values if each is not None]
+    average = mean(each.value for each in there)
+    return None if average is None else Measured(average, max(each.age_s for each in there))

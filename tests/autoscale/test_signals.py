@@ -1,0 +1,160 @@
+"""Signals are weighted by time, gaps are unknown, and noise is no growth."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from random import Random
+
+import pytest
+
+from extproc.autoscale.arrivals import Arrivals
+from extproc.autoscale.cold_start import ColdStart, lead_s
+from extproc.autoscale.first_token import FirstTokens, p99_s
+from extproc.autoscale.growth import slope
+from extproc.autoscale.reading import Offered
+from extproc.autoscale.thresholds import LEAST_WAITING
+from extproc.autoscale.window import Window
+from extproc.pool.sample import Histogram
+from tests.autoscale.fleet import CALIBRATION
+
+
+class TestAWindow:
+    def test_a_mean_is_weighted_by_time_and_not_by_samples(self) -> None:
+        window = Window(60.0, 60.0)
+        window.add(0.0, 10.0)
+        for i in range(100):
+            window.add(30.0 + i / 100, 0.0)
+        assert window.mean(60.0).value == pytest.approx(5.0)  # type: ignore[union-attr]
+
+    def test_a_gap_is_neither_zero_nor_the_last_value_for_ever(self) -> None:
+        window = Window(60.0, 5.0)
+        window.add(0.0, 10.0)
+        window.add(50.0, 20.0)
+        assert window.mean(55.0).value == pytest.approx(15.0)  # type: ignore[union-attr]
+        assert window.mean(55.0).age_s == 5.0  # type: ignore[union-attr]
+        assert window.mean(200.0) is None
+
+    @pytest.mark.parametrize("value", [None, nan, inf, -1.0])
+    def test_what_no_gauge_can_be_is_unknown_from_then_on(self, value: float | None) -> None:
+        window = Window(60.0, 60.0)
+        window.add(0.0, 10.0)
+        window.add(10.0, value)
+        window.add(20.0, 30.0)
+        assert window.mean(30.0).value == pytest.approx(20.0)  # type: ignore[union-attr]
+
+    def test_its_memory_is_bounded_and_its_mean_right_however_often_it_is_read(self) -> None:
+        window = Window(60.0, 5.0)
+        for i in range(60_001):
+            window.add(i / 1000, float(i % 2))
+        assert len(window._pieces) <= 260
+        assert window.mean(60.0).value == pytest.approx(0.5, abs=0.01)  # type: ignore[union-attr]
+
+
+class TestGrowth:
+    def test_a_line_has_its_slope_in_any_order(self) -> None:
+        points = [(float(t), 3.0 * t) for t in range(12)]
+        Random(1).shuffle(points)
+        assert slope(points) == pytest.approx(3.0)
+
+    def test_single_bursts_are_no_growth(self) -> None:
+        assert slope([(float(t), 100.0 if t == 9 else 5.0) for t in range(12)]) == 0.0
+
+    def test_noise_is_mostly_none(self) -> None:
+        random = Random(7)
+        found = [slope([(t, random.gauss(50.0, 5.0)) for t in range(12)]) for _ in range(300)]
+        assert sum(each != 0.0 for each in found) < 30  # 5 % by chance
+
+    def test_of_few_points_nothing_is_said(self) -> None:
+        assert slope([(0.0, 1.0)] * 5) is None
+
+
+class TestArrivals:
+    def test_rate_and_lengths_are_of_the_window(self) -> None:
+        arrivals = Arrivals(60.0)
+        for i in range(61):
+            arrivals.add(i * 5.0, Offered(i * 20.0, i * 20.0 * 700.0, i * 20.0 * 300.0, i * 10.0, i * 900.0), 100.0)
+        assert arrivals.rate_per_s(300.0).value == pytest.approx(4.0)  # type: ignore[union-attr]
+        assert arrivals.tokens("uncached_tokens", 300.0).value == pytest.approx(300.0)  # type: ignore[union-attr]
+        assert arrivals.tokens("output_tokens", 300.0).value == pytest.approx(90.0)  # type: ignore[union-attr]
+        assert arrivals.growth_per_s2(300.0) == 0.0
+
+    def test_what_came_while_nobody_looked_is_spread_over_that_time(self) -> None:
+        arrivals = Arrivals(60.0)
+        arrivals.add(0.0, Offered(0.0), 100.0)
+        arrivals.add(600.0, Offered(1200.0), 100.0)
+        assert arrivals.rate_per_s(600.0).value == 2.0  # type: ignore[union-attr]
+
+    def test_counters_that_begin_anew_are_no_negative_rate(self) -> None:
+        arrivals = Arrivals(60.0)
+        arrivals.add(0.0, Offered(1e6), 100.0)
+        arrivals.add(30.0, Offered(0.0), 100.0)
+        assert arrivals.rate_per_s(30.0) is None
+        arrivals.add(60.0, Offered(90.0), 100.0)
+        assert arrivals.rate_per_s(60.0).value == 3.0  # type: ignore[union-attr]
+
+    def test_a_counter_that_is_not_there_is_unknown(self) -> None:
+        arrivals = Arrivals(60.0)
+        for i in range(20):
+            arrivals.add(i * 10.0, Offered(), 100.0)
+        assert arrivals.rate_per_s(190.0) is None
+        assert arrivals.growth_per_s2(190.0) is None
+
+
+class TestFirstTokens:
+    def test_only_what_was_observed_lately_counts(self) -> None:
+        tokens = FirstTokens(60.0)
+        tokens.add(0.0, Histogram((1.0, 2.0, inf), (0.0, 1e6, 1e6), 0.0))
+        tokens.add(50.0, Histogram((1.0, 2.0, inf), (200.0, 1e6 + 200, 1e6 + 200), 0.0))
+        found = p99_s([tokens.lately(50.0)])
+        assert found is not None
+        assert found.value == pytest.approx(0.99)
+
+    def test_servers_with_other_buckets_are_added_up_in_those_that_all_have(self) -> None:
+        one = Histogram((1.0, 2.0, inf), (90.0, 100.0, 100.0), 0.0)
+        other = Histogram((0.5, 2.0, inf), (50.0, 100.0, 100.0), 0.0)
+        found = p99_s([(one, 0.0), (other, 2.0)])
+        assert found is not None
+        assert (found.value, found.age_s) == (pytest.approx(1.98), 2.0)
+        assert found == p99_s([(other, 2.0), (one, 0.0)])
+
+    def test_of_few_requests_there_is_none(self) -> None:
+        assert p99_s([(Histogram((1.0, inf), (99.0, 99.0), 0.0), 0.0), None]) is None
+
+    def test_another_process_begins_anew(self) -> None:
+        tokens = FirstTokens(60.0)
+        tokens.add(0.0, Histogram((1.0, inf), (500.0, 500.0), 0.0))
+        tokens.add(10.0, Histogram((1.0, inf), (5.0, 5.0), 0.0))
+        found = tokens.lately(10.0)
+        assert found is not None
+        assert found[0].count == 0.0
+
+
+class TestThresholds:
+    def test_growth_lowers_them_down_to_a_floor(self) -> None:
+        assert CALIBRATION.led(0.0, 100.0).running == pytest.approx(20.0)
+        assert CALIBRATION.led(0.03, 100.0).running == pytest.approx(14.0)  # at 7 of 10 a second
+        assert CALIBRATION.led(1e300, 1e300).rate_per_s == 4.0
+        assert CALIBRATION.led(0.06, 100.0).waiting == LEAST_WAITING
+
+    def test_a_longer_answer_stays_longer(self) -> None:
+        knee = CALIBRATION.at(10.0)
+        assert knee.residence_s(None, None) == pytest.approx(2.0)
+        assert knee.residence_s(1000.0, 190.0) == pytest.approx(4.0)
+        assert knee.residence_s(2000.0, 90.0) == pytest.approx(2.2)
+
+
+class TestTheColdStart:
+    def test_it_is_node_image_weights_and_engine(self) -> None:
+        cold = ColdStart(node_s=30.0, image_s=10.0, weights_gb=141.0, storage_gb_per_s=2.0, engine_s=20.0)
+        assert cold.total_s() == pytest.approx(130.5)
+        assert lead_s(130.5, 60.0, 1.0, 15.0) == pytest.approx(176.5)
+
+    def test_measured_starts_take_its_place_except_for_the_node_which_nobody_sees(self) -> None:
+        cold = ColdStart(node_s=30.0, image_s=10.0, weights_gb=0.0, engine_s=90.0)
+        assert cold.total_s((20.0, 20.0)) == 130.0  # too few to believe that it is so quick
+        assert cold.total_s((200.0,)) == 230.0
+        assert cold.total_s(tuple(float(n) for n in range(1, 21))) == 48.0
+
+    def test_what_cannot_be_meant_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="storage_gb_per_s"):
+            ColdStart(storage_gb_per_s=0.0)

@@ -86,12 +86,13 @@ def _string(text: bytes) -> bytes:
 class _Stream:
     """Our end of one open stream."""
 
-    __slots__ = ("ended", "outbound", "received", "window")
+    __slots__ = ("ended", "outbound", "received", "room", "window")
 
     def __init__(self, window: int, *, ended: bool) -> None:
         self.window = window  # bytes that the peer takes yet
         self.ended = ended  # the peer has sent its last
-        self.received = 0  # not acknowledged yet
+        self.room = STREAM_WINDOW_BYTES  # bytes that the peer may send yet
+        self.received = 0  # dealt with, and not given back to the peer yet
         self.outbound: deque[tuple[bytes, bytes]] | None = None  # data, or trailers to end with, that wait for room
 
 
@@ -181,6 +182,9 @@ class Connection:
             return  # sent before the peer knew that we had ended it
         if known.ended:
             raise ProtocolError(STREAM_CLOSED, f"data of stream {stream} after its end")
+        known.room -= size
+        if known.room < 0:
+            raise ProtocolError(FLOW_CONTROL_ERROR, f"more data of stream {stream} than there was room for")
         if size != len(payload):
             self.acknowledge(stream, size - len(payload))
         known.ended = bool(flags & END_STREAM)
@@ -312,13 +316,17 @@ class Connection:
             known.window += size
             grown = known.window
         else:
+            had_room = self._window > 0
             self._window += size
             grown = self._window
         if not size:
             raise ProtocolError(PROTOCOL_ERROR, "a window update of nothing")
         if grown > _WINDOW_MAX:
             raise ProtocolError(FLOW_CONTROL_ERROR, "a window beyond all bounds")
-        if self._waiting:
+        # While the connection has room, each stream that waits does so for room of its own: there may be thousands.
+        if stream:
+            self._send_if_waiting(stream)
+        elif not had_room:
             self._send_waiting()
 
     # What goes out
@@ -331,6 +339,7 @@ class Connection:
         known.received += size
         if known.received > STREAM_WINDOW_BYTES >> 1:
             self._out.append(frame(WINDOW_UPDATE, 0, stream, _U32.pack(known.received)))
+            known.room += known.received
             known.received = 0
 
     def waits(self, stream: int) -> bool:
@@ -357,7 +366,7 @@ class Connection:
             known.outbound = deque()
         known.outbound.append((data, b""))
         self._waiting[stream] = None
-        self._send_waiting()
+        self._send_if_waiting(stream)
         return stream not in self._waiting
 
     def send_end(self, stream: int, block: bytes) -> None:
@@ -390,6 +399,10 @@ class Connection:
         for stream in list(self._waiting):
             if self._window <= 0:
                 return
+            self._send_outbound(stream)
+
+    def _send_if_waiting(self, stream: int) -> None:
+        if stream in self._waiting and self._window > 0:
             self._send_outbound(stream)
 
     def _send_outbound(self, stream: int) -> None:

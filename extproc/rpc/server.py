@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from extproc.rpc.call import Handler
 from extproc.rpc.session import Rules, Session
 
+BACKLOG = 1024  # connections that wait to be accepted: all Envoys may come at once
+
 
 class Server:
     """Serve with `start`, once."""
@@ -44,7 +46,7 @@ class Server:
             listening = self._sockets.pop()
             self._listeners.append(
                 await asyncio.get_running_loop().create_server(
-                    lambda: Session(self._rules, self._sessions), sock=listening, ssl=self._tls
+                    lambda: Session(self._rules, self._sessions), sock=listening, ssl=self._tls, backlog=BACKLOG
                 )
             )
 
@@ -61,11 +63,16 @@ class Server:
             self._listeners.clear()
             for session in self._sessions:
                 session.going_away()
-        tasks = [task for session in self._sessions for task in session.tasks]
-        if tasks and grace_s > 0:
-            await asyncio.wait(tasks, timeout=grace_s)
+        now = asyncio.get_running_loop().time
+        until_s = now() + grace_s
+        # Again and again: calls still come that were on their way as we said not to.
+        while (left_s := until_s - now()) > 0 and (tasks := self._running()):
+            await asyncio.wait(tasks, timeout=left_s)
+        tasks = self._running()
         for session in list(self._sessions):
-            tasks += session.tasks
             session.close()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [task for session in self._sessions for task in session.tasks if not task.done()]

@@ -11,22 +11,19 @@ from pathlib import Path
 from extproc.config.settings import GrpcSettings, TlsSettings
 from extproc.endpoint import format_host, split_host_port
 from extproc.rpc.call import Handler
-from extproc.rpc.server import Server
+from extproc.rpc.server import BACKLOG, Server
 
 # The streams of an Envoy whose machine died hold their charges for so long.
 PING_AFTER_S = 60.0
 PING_TIMEOUT_S = 20.0
 _MEBIBYTE = 1024 * 1024
-_BACKLOG = 1024
 
 
 class ListenError(Exception):
     """No start: a port cannot be opened, a file cannot be used. The message names the setting and the cure."""
 
 
-def build(
-    settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mapping[str, Handler]]
-) -> tuple[Server, str]:
+def build(settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mapping[str, Handler]]) -> tuple[Server, str]:
     """A server bound to its port, not yet started, and the address it is bound to (port 0: a free one).
 
     The message limit is the body limit and room for headers and attributes.
@@ -70,7 +67,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
             taken = sockets[0].getsockname()[1] if sockets else port
             one.bind((address[0], taken, *address[2:]))
-            one.listen(_BACKLOG)
+            one.listen(BACKLOG)
             one.setblocking(False)
             sockets.append(one)
         undo.pop_all()

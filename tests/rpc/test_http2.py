@@ -181,7 +181,39 @@ def test_what_is_dealt_with_makes_room_for_more() -> None:
     assert http2.STREAM_WINDOW_BYTES // 2 < int.from_bytes(said[0][3]) <= 40 * 16_384
     for _ in range(http2.CONNECTION_WINDOW_BYTES // 2 // 16_384):
         made.receive(frame(DATA, 0, 1, b"x" * 16_384))
+        made.acknowledge(1, 16_384)
     assert (WINDOW_UPDATE, 0) in [(kind, stream) for kind, _, stream, _ in frames(made.take())]
+
+
+def test_who_sends_more_than_there_is_room_for_breaks_the_protocol() -> None:
+    made, recorder = connection()
+    made.receive(open_stream(1))
+    for _ in range(http2.STREAM_WINDOW_BYTES // 16_384):
+        made.receive(frame(DATA, 0, 1, b"x" * 16_384))
+    with pytest.raises(ProtocolError) as found:
+        made.receive(frame(DATA, 0, 1, b"x"))
+    assert found.value.code == http2.FLOW_CONTROL_ERROR
+    assert len(recorder.told) == 1 + http2.STREAM_WINDOW_BYTES // 16_384
+
+
+def test_room_for_one_stream_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = connection(settings=setting(4, 0))
+    streams = range(1, 200, 2)
+    made.receive(b"".join(open_stream(stream) for stream in streams))
+    looked_at: list[int] = []
+    send = made._send_outbound
+
+    def counted(stream: int) -> None:
+        looked_at.append(stream)
+        send(stream)
+
+    monkeypatch.setattr(made, "_send_outbound", counted)
+    for stream in streams:
+        made.send_data(stream, b"ab")
+    for stream in streams:
+        made.receive(frame(WINDOW_UPDATE, 0, stream, u32(1)) + frame(WINDOW_UPDATE, 0, 0, u32(1)))
+    assert looked_at == [*streams, *streams]
+    assert all(made.waits(stream) for stream in streams)
 
 
 def test_going_away_says_up_to_which_stream() -> None:

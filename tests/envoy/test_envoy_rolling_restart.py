@@ -150,7 +150,7 @@ async def restart(pair: Pair, service: Subprocess, admin: str) -> None:
     picks = (await service.status())["requests"]["picks"].get("vllm", 0)
 
     async def picked_since() -> bool:
-        return (await service.status())["requests"]["picks"]["vllm"] > picks
+        return (await service.status())["requests"]["picks"].get("vllm", 0) > picks
 
     await eventually(picked_since, "it still picks for who has not noticed yet", timeout_s=NOTICE_S)
     assert await asyncio.wait_for(process.wait(), NOTICE_S + GRACE_S + 5.0) == 0

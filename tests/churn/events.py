@@ -158,7 +158,9 @@ async def reuse(churn: Churn, name: str) -> str:
         return not any([await _held(churn, service, new.address, text) for service in churn.front.services])
 
     async def counts_are_its_own() -> bool:
-        """A process that was restarted counts less; a request on its way may be counted for a moment."""
+        """A process that was restarted counts less; a request on its way may be counted for a moment. One that was
+        picked for the address while nobody listened there runs elsewhere: the process that picked it counts it here to
+        its end, if the log entry that tells went to the other process."""
         counted = 0
         for service in churn.front.services:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # it is away: it counts nothing
@@ -168,7 +170,7 @@ async def reuse(churn: Churn, name: str) -> str:
 
     for what, holds in (("prefixes", forgotten), ("counts", counts_are_its_own)):
         try:
-            await eventually(holds, what, timeout_s=15)
+            await eventually(holds, what, timeout_s=15 + 60 * churn.options.scale)
         except AssertionError:
             churn.problems.append(f"{name}: {new.name} inherits {what} of {old.name} at {new.address}")
     await asyncio.gather(*doomed)

@@ -24,6 +24,8 @@ _HEAD = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:statu
 _OK = literal(b"grpc-status", b"0")
 _NOT_GRPC = literal(b":status", b"415")
 
+_DETAILS = 512  # characters: a peer takes only so much in headers, and some of it may be its own words
+
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -39,7 +41,8 @@ def trailers(code: Code, details: str) -> bytes:
     if code is Code.OK:
         return _OK
     said = b"".join(
-        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in details.encode()
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in details[:_DETAILS].encode()
     )
     return literal(b"grpc-status", b"%d" % code) + literal(b"grpc-message", said)
 

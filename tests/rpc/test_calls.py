@@ -136,6 +136,10 @@ def test_details_go_as_printable_ascii() -> None:
     assert b"a%25b%C3%A9%0A" in trailers(Code.INTERNAL, "a%bé\n")
 
 
+def test_long_details_are_cut() -> None:
+    assert len(trailers(Code.NOT_FOUND, "x" * 20_000)) < 600
+
+
 async def test_stopping_waits_for_open_calls_and_ends_those_that_stay() -> None:
     began, release = asyncio.Event(), asyncio.Event()
     ended: list[str] = []

@@ -139,7 +139,13 @@ async def restart(pair: Pair, service: Subprocess, admin: str) -> None:
     """SIGTERM, and what must then be seen in order; then another process in its place."""
     process = service.process
     assert process is not None
-    told_s = time.monotonic()
+
+    async def picks_made() -> int:
+        made: int = (await service.status())["requests"]["picks"].get("vllm", 0)
+        return made
+
+    await eventually(picks_made, "Envoy asks it")
+    picks, told_s = await picks_made(), time.monotonic()
     process.send_signal(signal.SIGTERM)
 
     async def not_ready() -> bool:
@@ -147,10 +153,9 @@ async def restart(pair: Pair, service: Subprocess, admin: str) -> None:
 
     await eventually(not_ready, "it says that it is not ready", timeout_s=NOTICE_S)
     assert await answers(f"http://{admin}/healthz") == 200  # whoever kills what is not alive must not kill it now
-    picks = (await service.status())["requests"]["picks"].get("vllm", 0)
 
     async def picked_since() -> bool:
-        return (await service.status())["requests"]["picks"].get("vllm", 0) > picks
+        return await picks_made() > picks
 
     await eventually(picked_since, "it still picks for who has not noticed yet", timeout_s=NOTICE_S)
     assert await asyncio.wait_for(process.wait(), NOTICE_S + GRACE_S + 5.0) == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from extproc.config import codes, schema
 from extproc.config.codes import Finding
-from extproc.config.load import decode, reason_of
 from extproc.config.problems import Problem
+from extproc.config.reading import not_yaml, repeated_keys, text_of
 from extproc.config.settings import EndpointSettings
 from extproc.config.tree import Node, TreeError, build, compose
 
@@ -26,23 +26,24 @@ def read(raw: bytes, name: str) -> tuple[tuple[EndpointSettings, ...] | None, tu
 
     An empty file is wrong, an empty list is not: the first may be a write that was cut off.
     """
-    found = _read(raw)
+    return _named(_read(raw), name)
+
+
+def problems_of(path: Path) -> tuple[Problem, ...]:
+    """What is wrong with a file; that it cannot be read, too."""
+    return _named(_read(path), str(path))[1]
+
+
+def _named(
+    found: tuple[EndpointSettings, ...] | list[Finding], name: str
+) -> tuple[tuple[EndpointSettings, ...] | None, tuple[Problem, ...]]:
     if isinstance(found, tuple):
         return found, ()
     return None, tuple({finding.problem(name): None for finding in found})
 
 
-def problems_of(path: Path) -> tuple[Problem, ...]:
-    """What is wrong with a file; that it cannot be read, too."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        return (Finding(codes.FILE_UNREADABLE, None, reason_of(error)).problem(str(path)),)
-    return read(raw, str(path))[1]
-
-
-def _read(raw: bytes) -> tuple[EndpointSettings, ...] | list[Finding]:
-    text = decode(raw)
+def _read(source: Path | bytes) -> tuple[EndpointSettings, ...] | list[Finding]:
+    text = text_of(source)
     if isinstance(text, Finding):
         return [text]
     try:
@@ -50,17 +51,8 @@ def _read(raw: bytes) -> tuple[EndpointSettings, ...] | list[Finding]:
     except TreeError as error:
         if error.message == "is empty":
             return [_empty(None)]
-        place = Node("", error.line, None) if error.line is not None else None
-        return [Finding(codes.YAML_SYNTAX, place, error.message, cure=error.cure)]
-    twice = [
-        Finding(
-            codes.YAML_DUPLICATE_KEY,
-            Node(remark.path, remark.line, None),
-            f"stands here again, first on line {remark.first_line}",
-        )
-        for remark in remarks
-        if remark.first_line is not None
-    ]
+        return [not_yaml(error)]
+    twice = repeated_keys(remarks)
     if twice:
         return twice
     listed = _list_of(tree)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from extproc.config import codes, pools, schema
 from extproc.config.codes import Finding
 from extproc.config.problems import ConfigError, Problem, Severity, suggest
+from extproc.config.reading import not_yaml, repeated_keys, text_of
 from extproc.config.settings import Settings
-from extproc.config.tree import Node, TreeError, build, compose
+from extproc.config.tree import Node, Remark, TreeError, build, compose
 from extproc.endpoint import Address, split_host_port
 
 Kind = Literal["envoy", "own"]
@@ -39,31 +40,8 @@ class Loaded:
 def load(source: Path | str | bytes, name: str | None = None) -> Loaded:
     """Read a file (a Path), or a text; `name` is what problems call it. Never raises for what the file holds."""
     shown = name if name is not None else (str(source) if isinstance(source, Path) else "configuration")
-    raw: str | bytes
-    if isinstance(source, Path):
-        try:
-            raw = source.read_bytes()
-        except OSError as error:
-            return _failed(shown, Finding(codes.FILE_UNREADABLE, None, reason_of(error)))
-        except ValueError:  # a NUL in the name
-            return _failed(shown, Finding(codes.FILE_UNREADABLE, None, "is not a file name"))
-    else:
-        raw = source
-    if isinstance(raw, bytes):
-        text = decode(raw)
-        if isinstance(text, Finding):
-            return _failed(shown, text)
-        raw = text
-    return _load_text(raw, shown)
-
-
-def decode(raw: bytes) -> str | Finding:
-    """The text of a file, without a byte order mark."""
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        return Finding(codes.FILE_NOT_TEXT, Node("", line, None), "is not UTF-8 text")
+    text = text_of(source)
+    return _failed(shown, text) if isinstance(text, Finding) else _load_text(text, shown)
 
 
 def read_settings(path: Path) -> Settings:
@@ -72,15 +50,6 @@ def read_settings(path: Path) -> Settings:
     if loaded.settings is None:
         raise ConfigError(loaded.problems)
     return loaded.settings
-
-
-def reason_of(error: OSError) -> str:
-    """Why a file could not be read, for a sentence that begins with its name."""
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
-    if isinstance(error, IsADirectoryError):
-        return "is a directory"
-    return f"cannot be read: {error.strerror or type(error).__name__}"
 
 
 def _failed(name: str, finding: Finding) -> Loaded:
@@ -95,28 +64,14 @@ def _load_text(text: str, name: str) -> Loaded:
         if kind == "envoy":
             tree, remarks = build(root, envoy=True)
     except TreeError as error:
-        code = codes.FILE_EMPTY if error.message == "is empty" else codes.YAML_SYNTAX
-        place = Node("", error.line, None) if error.line is not None else None
-        return _failed(name, Finding(code, place, error.message, cure=error.cure))
+        finding = not_yaml(error)
+        return _failed(name, replace(finding, code=codes.FILE_EMPTY) if error.message == "is empty" else finding)
     if tree.value is None:
         return _failed(name, Finding(codes.FILE_EMPTY, None, "is empty"))
     if kind is None:
         what = "a list" if isinstance(tree.value, list) else "a single value"
         return _failed(name, Finding(codes.FILE_NOT_A_MAPPING, tree, f"has {what} at the top"))
-    findings: list[Finding] = []
-    for remark in remarks:
-        place = Node(remark.path, remark.line, None)
-        if remark.first_line is not None:
-            findings.append(
-                Finding(codes.YAML_DUPLICATE_KEY, place, f"stands here again, first on line {remark.first_line}")
-            )
-        elif remark.text == "<<":
-            findings.append(Finding(codes.YAML_MERGE, place, 'has a merge key "<<"'))
-        else:
-            word = remark.text
-            value = "true" if word.lower() in ("y", "yes", "on") else "false"
-            cure = f'write "{word}" in quotes, or {value}'
-            findings.append(Finding(codes.YAML_BOOLEAN, place, f"Envoy reads an unquoted {word} as {value}", cure=cure))
+    findings = repeated_keys(remarks) + [_spelling(remark) for remark in remarks if remark.first_line is None]
     settings_tree = tree
     if kind == "envoy":
         settings_tree, more = pools.settings_tree(tree)
@@ -129,6 +84,17 @@ def _load_text(text: str, name: str) -> Loaded:
     if any(problem.severity is Severity.ERROR for problem in problems):
         settings = None
     return Loaded(name, kind, settings, problems, tree)
+
+
+def _spelling(remark: Remark) -> Finding:
+    """What Envoy reads otherwise than it is meant."""
+    place = Node(remark.path, remark.line, None)
+    if remark.text == "<<":
+        return Finding(codes.YAML_MERGE, place, 'has a merge key "<<"')
+    word = remark.text
+    value = "true" if word.lower() in ("y", "yes", "on") else "false"
+    cure = f'write "{word}" in quotes, or {value}'
+    return Finding(codes.YAML_BOOLEAN, place, f"Envoy reads an unquoted {word} as {value}", cure=cure)
 
 
 def kind_of(tree: Node) -> Kind | None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.config.load import reason_of
+from extproc.config.reading import reason_of
 
 MAX_BYTES = 16 * 1024 * 1024  # of a file; an endpoint is a hundred
 SETTLE_S = 0.2  # between the two looks

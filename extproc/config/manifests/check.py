@@ -7,10 +7,10 @@ from pathlib import Path
 
 from extproc.config import codes
 from extproc.config.codes import Finding
-from extproc.config.load import decode, reason_of
 from extproc.config.manifests.pods import Budget, Pod, budget_of, objects, pods_in
 from extproc.config.manifests.rules import NO_SERVER, pod_findings
 from extproc.config.problems import Problem
+from extproc.config.reading import not_yaml, repeated_keys, text_of
 from extproc.config.tree import Node, TreeError, build, compose_all
 from extproc.pool.deadline import Bounds, longest_s
 
@@ -42,13 +42,7 @@ def check_manifests(files: Sequence[tuple[str, Path | str | bytes]], bounds: Bou
 
 def _read(source: Path | str | bytes) -> tuple[list[Node], list[Finding]]:
     """The documents of a file, and what is wrong with their spelling."""
-    try:
-        raw = source.read_bytes() if isinstance(source, Path) else source
-    except OSError as error:
-        return [], [Finding(codes.FILE_UNREADABLE, None, reason_of(error))]
-    except ValueError:  # a NUL in the name
-        return [], [Finding(codes.FILE_UNREADABLE, None, "is not a file name")]
-    text = decode(raw) if isinstance(raw, bytes) else raw
+    text = text_of(source)
     if isinstance(text, Finding):
         return [], [text]
     documents: list[Node] = []
@@ -58,19 +52,10 @@ def _read(source: Path | str | bytes) -> tuple[list[Node], list[Finding]]:
             plain, _ = build(root, envoy=False)
             tree, remarks = build(root, envoy=False, path=_name_of(plain))
             documents.append(tree)
-            findings += [
-                Finding(
-                    codes.YAML_DUPLICATE_KEY,
-                    Node(remark.path, remark.line, None),
-                    f"stands here again, first on line {remark.first_line}",
-                )
-                for remark in remarks
-                if remark.first_line is not None
-            ]
+            findings += repeated_keys(remarks)
     except TreeError as error:
-        cure = "a template must be rendered first, as by: helm template" if "{{" in text else error.cure
-        place = Node("", error.line, None) if error.line is not None else None
-        return [], [Finding(codes.YAML_SYNTAX, place, error.message, cure=cure)]
+        cure = "a template must be rendered first, as by: helm template" if "{{" in text else None
+        return [], [not_yaml(error, cure)]
     if not documents:
         findings.append(Finding(codes.FILE_EMPTY, None, "is empty", cure="name a file with Kubernetes manifests"))
     return documents, findings

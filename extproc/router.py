@@ -254,17 +254,17 @@ class Router:
 
     def observe(self, pool: str, address: Address, sample: LoadSample, now: float) -> bool:
         """Take in a sample of one endpoint; true when the server has come up or was restarted since the last."""
-        member = self.plans[pool].pool.member(address)
+        of = self.plans[pool].pool
+        member = of.member(address)
         if member is None:
             return False  # the scrape outlived the member
         before, failing = member.sample, member.health.last_error is not None
         anew = before is not None and restarted(before, sample)
-        self.ledger.presume_ended(member.observe(sample), now)
-        self.plans[pool].pool.note_start(member)
+        self.ledger.presume_ended(of.observe(address, sample), now)
         self.placements[pool].observed(member, before, sample, anew=anew)
         if anew:
-            self.plans[pool].pool.doubt_models(address)
-            self.plans[pool].pool.drains.cancel(member, now, By.SELF)  # who asked for it has stopped, as it wished
+            of.doubt_models(address)
+            of.drains.cancel(member, now, By.SELF)  # who asked for it has stopped, as it wished
         return before is None or failing or anew
 
     def _stored(self, reservation: Reservation, now: float) -> None:

@@ -124,10 +124,10 @@ class Pool:
         if member is None:
             return []
         presumed = member.observe(sample)
-        self.note_start(member)
+        self._note_start(member)
         return presumed
 
-    def note_start(self, member: Member) -> None:
+    def _note_start(self, member: Member) -> None:
         """If it has come to serve since it was asked for the first time, keep how long that took, once."""
         if member.start_s is None:
             member.start_s = start_s(member.health, member.sample, self._unix_s)

@@ -16,6 +16,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
 from extproc.config.settings import EndpointSettings, PoolSettings
+from extproc.discovery.failing import Failing
 from extproc.discovery.source import EndpointSet, endpoint_set, literal_address
 from extproc.endpoint import Address, Endpoint, split_host_port
 
@@ -67,7 +68,7 @@ class ListedSource:
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._known: dict[str, tuple[str, ...]] = {}  # last good answer, sorted: DNS servers rotate theirs
-        self._failing: dict[str, str] = {}
+        self._failing = Failing(log)
         self._entries: tuple[EndpointSettings, ...] | None = None
         self._names: tuple[str, ...] = ()
         self._replaced = asyncio.Event()
@@ -77,16 +78,16 @@ class ListedSource:
     @property
     def failing(self) -> dict[str, str]:
         """Names whose last resolution failed or has not ended, and why."""
-        return dict(self._failing)
+        return self._failing.reasons()
 
     def replace(self, entries: tuple[EndpointSettings, ...]) -> None:
         """Have this list from now on. Names that stay keep their addresses."""
         self._entries = entries
         hosts = (split_host_port(entry.address)[0] for entry in entries if literal_address(entry) is None)
         self._names = tuple(dict.fromkeys(hosts))
-        for gone in (self._known.keys() | self._failing.keys()) - set(self._names):
+        for gone in (self._known.keys() | self._failing.reasons().keys()) - set(self._names):
             self._known.pop(gone, None)
-            self._failing.pop(gone, None)
+            self._failing.forget(gone)
         self._replaced.set()
 
     async def watch(self) -> AsyncGenerator[EndpointSet, None]:
@@ -134,19 +135,19 @@ class ListedSource:
             await asyncio.wait(pending.values(), timeout=timeout_s)
         for name, task in list(pending.items()):
             if not task.done():
-                self._note(name, f"no answer within {timeout_s:g} s")
+                self._failed(name, f"no answer within {timeout_s:g} s")
                 continue
             del pending[name]
             try:
                 answer = task.result()
             except (OSError, UnicodeError) as error:  # UnicodeError: no DNS name can look like this
-                self._note(name, str(error))
+                self._failed(name, str(error))
                 continue
             if not answer:
-                self._note(name, "the answer has no usable address")
+                self._failed(name, "the answer has no usable address")
                 continue
             self._known[name] = tuple(answer)
-            self._note(name, None)
+            self._failing.worked(name)
 
     async def _resolve(self, name: str) -> list[str]:
         # A link-local address comes with a zone id, which Envoy cannot route to.
@@ -157,13 +158,5 @@ class ListedSource:
         host, port = split_host_port(entry.address)
         return tuple(Address.of(ip, port) for ip in self._known.get(host, ()))
 
-    def _note(self, name: str, reason: str | None) -> None:
-        """Log when a name begins to fail and when it is well again, not each time."""
-        before = self._failing.pop(name, None)
-        if reason is not None:
-            self._failing[name] = reason
-            if before is None:
-                kept = len(self._known.get(name, ()))
-                log.warning("cannot resolve %s: %s; keeping its last %d address(es)", name, reason, kept)
-        elif before is not None:
-            log.info("%s resolves again", name)
+    def _failed(self, name: str, reason: str) -> None:
+        self._failing.failed(name, reason, f"keeping its last {len(self._known.get(name, ()))} address(es)")

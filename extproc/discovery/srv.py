@@ -16,6 +16,7 @@ from typing import Protocol
 
 from extproc.config.settings import PoolSettings, SrvDiscoverySettings
 from extproc.discovery.dns_client import DnsClient, DnsError, SrvRecord
+from extproc.discovery.failing import Failing
 from extproc.discovery.source import EndpointSet
 from extproc.endpoint import Address, Endpoint
 
@@ -27,6 +28,7 @@ _LONGEST_WAIT_S = 2.0  # for an answer, if dns_refresh_s is not shorter
 _AT_ONCE = 32  # targets asked for at one time
 # Beside servers with a weight, 0 asks for "a very small chance" (RFC 2782).
 _ZERO_WEIGHT = 0.01
+_KEPT = "what it said last is kept"
 
 
 class Dns(Protocol):
@@ -59,12 +61,12 @@ class SrvSource:
         self._sleep = sleep
         self._records: tuple[SrvRecord, ...] | None = None
         self._known: dict[str, tuple[str, ...]] = {}  # addresses by target: the last good answer
-        self._failing: dict[str, str] = {}
+        self._failing = Failing(log)
 
     @property
     def failing(self) -> dict[str, str]:
         """The name of the records, or targets, that do not resolve, and why."""
-        return dict(self._failing)
+        return self._failing.reasons()
 
     async def watch(self) -> AsyncGenerator[EndpointSet, None]:
         last: EndpointSet | None = None
@@ -83,15 +85,15 @@ class SrvSource:
         try:
             found, ttl_s = await self._client.srv(name)
         except DnsError as error:
-            self._note(name, str(error))
+            self._failing.failed(name, str(error), _KEPT)
             ttl_s = self._refresh_s
         else:
             self._records = _first_choice(found)
-            self._note(name, None)
+            self._failing.worked(name)
         targets = dict.fromkeys(record.target for record in self._records or ())
-        for gone in (self._known.keys() | self._failing.keys()) - targets.keys() - {name}:
+        for gone in (self._known.keys() | self._failing.reasons().keys()) - targets.keys() - {name}:
             self._known.pop(gone, None)
-            self._failing.pop(gone, None)
+            self._failing.forget(gone)
         few = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._resolve(target, few)) for target in targets]
@@ -102,10 +104,10 @@ class SrvSource:
             try:
                 found, ttl_s = await self._client.addresses(target, self._family)
             except DnsError as error:
-                self._note(target, str(error))
+                self._failing.failed(target, str(error), _KEPT)
                 return self._refresh_s
         self._known[target] = found
-        self._note(target, None)
+        self._failing.worked(target)
         return ttl_s
 
     def _endpoints(self) -> EndpointSet | None:
@@ -129,16 +131,6 @@ class SrvSource:
         if self._records and not found:
             return None  # there are servers, but nobody knows where
         return tuple(found.values())
-
-    def _note(self, name: str, reason: str | None) -> None:
-        """Log when a name begins to fail and when it is well again, not each time."""
-        before = self._failing.pop(name, None)
-        if reason is not None:
-            self._failing[name] = reason
-            if before is None:
-                log.warning("cannot resolve %s: %s; what it said last is kept", name, reason)
-        elif before is not None:
-            log.info("%s resolves again", name)
 
 
 def _first_choice(records: tuple[SrvRecord, ...]) -> tuple[SrvRecord, ...]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 from typing import Final, Protocol
 
-from extproc.rpc.http2 import Header
+from extproc.rpc.framing import Header
 from extproc.rpc.messages import Messages
 
 

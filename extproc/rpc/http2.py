@@ -11,19 +11,43 @@ owner says so (`acknowledge`). What we send waits until the peer has room.
 from __future__ import annotations
 
 from collections import deque
-from struct import Struct
 from typing import Protocol
 
-from hpack import Decoder, HPACKError
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
-
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 3
-STREAM_CLOSED, FRAME_SIZE_ERROR, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 5, 6, 8, 9, 11
-
-_INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 4, 5, 6
+from extproc.rpc.framing import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEAD,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    NO_ERROR,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PRIORITY_FLAG,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    STREAM_CLOSED,
+    U32,
+    WINDOW_UPDATE,
+    Header,
+    ProtocolError,
+    frame,
+    unpadded,
+)
+from extproc.rpc.header_blocks import HeaderBlocks
 
 MAX_FRAME_BYTES = 16_384  # the largest frame we take: the protocol's default
 STREAM_WINDOW_BYTES = 1 << 20  # a body of this size comes in one go, a longer one as we take it
@@ -31,20 +55,6 @@ CONNECTION_WINDOW_BYTES = 1 << 26
 MAX_HEADER_BYTES = 64 * 1024
 _WINDOW_MAX = (1 << 31) - 1
 _DEFAULT_WINDOW = 65_535
-
-_HEAD = Struct(">HBBBI")
-_U32 = Struct(">I")
-_SETTING = Struct(">HI")
-
-Header = tuple[bytes, bytes]
-
-
-class ProtocolError(Exception):
-    """The peer broke the protocol: the connection cannot go on."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class Streams(Protocol):
@@ -59,28 +69,6 @@ class Streams(Protocol):
 
     def sent(self, stream: int) -> None:
         """What had to wait for room is among the bytes to send now."""
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    length = len(payload)
-    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """One header field that leaves no trace in the peer's table: without indexing, new name (RFC 7541, 6.2.2)."""
-    return b"\x00" + _string(name) + _string(value)
-
-
-def _string(text: bytes) -> bytes:
-    length = len(text)
-    if length < 127:
-        return bytes((length,)) + text
-    head, rest = bytearray((127,)), length - 127
-    while rest >= 128:
-        head.append(rest & 127 | 128)
-        rest >>= 7
-    head.append(rest)
-    return bytes(head) + text
 
 
 class _Stream:
@@ -108,17 +96,16 @@ class Connection:
         self._settled = False  # the peer's first SETTINGS were
         self._last = 0  # highest stream the peer has opened
         self._block: tuple[int, bool, bytearray] | None = None  # a header block that goes on in the next frame
-        self._decoder = Decoder(MAX_HEADER_BYTES)
-        self._blocks: dict[bytes, list[Header]] = {}  # decoded ones that touch no table, while the table stays as it is
+        self._headers_of = HeaderBlocks(MAX_HEADER_BYTES)
         self._window = _DEFAULT_WINDOW  # bytes that the peer takes yet, over all streams
         self._peer_stream_window = _DEFAULT_WINDOW
         self._peer_frame_bytes = 16_384
         self._received = 0
         self._waiting: dict[int, None] = {}  # streams whose data wait for room, the longest waiting first
-        settings = _SETTING.pack(_INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES)
-        settings += _SETTING.pack(_MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES)
+        settings = SETTING.pack(INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES)
+        settings += SETTING.pack(MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES)
         self._out.append(frame(SETTINGS, 0, 0, settings))
-        self._out.append(frame(WINDOW_UPDATE, 0, 0, _U32.pack(CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW)))
+        self._out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW)))
 
     @property
     def open_streams(self) -> int:
@@ -149,7 +136,7 @@ class Connection:
             self._started = True
             at = len(PREFACE)
         while end - at >= 9:
-            high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+            high, low, kind, flags, stream = HEAD.unpack_from(data, at)
             length = high << 8 | low
             if length > MAX_FRAME_BYTES:
                 raise ProtocolError(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
@@ -171,10 +158,10 @@ class Connection:
         size = len(payload)
         self._received += size
         if self._received >= CONNECTION_WINDOW_BYTES >> 1:
-            self._out.append(frame(WINDOW_UPDATE, 0, 0, _U32.pack(self._received)))
+            self._out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(self._received)))
             self._received = 0
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         known = self._open.get(stream)
         if known is None:
             if stream > self._last or not stream & 1:
@@ -192,7 +179,7 @@ class Connection:
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & PADDED:
-            payload = _unpadded(payload)
+            payload = unpadded(payload)
         if flags & PRIORITY_FLAG:
             if len(payload) < 5:
                 raise ProtocolError(FRAME_SIZE_ERROR, "headers shorter than their priority")
@@ -203,7 +190,7 @@ class Connection:
             self._block = (stream, bool(flags & END_STREAM), bytearray(payload))
 
     def _block_whole(self, stream: int, ended: bool, block: bytes) -> None:
-        headers = self._decoded(block)
+        headers = self._headers_of.decode(block)
         known = self._open.get(stream)
         if known is not None:  # trailers
             if known.ended or not ended:
@@ -218,23 +205,6 @@ class Connection:
         self._last = stream
         self._open[stream] = _Stream(self._peer_stream_window, ended=ended)
         self._streams.opened(stream, headers, ended)
-
-    def _decoded(self, block: bytes) -> list[Header]:
-        """A block of nothing but short references (RFC 7541, 6.1) leaves the tables alone; Envoy's mostly are."""
-        known = self._blocks.get(block)
-        if known is not None:
-            return known
-        try:
-            headers = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
-        except (HPACKError, UnicodeDecodeError) as error:
-            raise ProtocolError(COMPRESSION_ERROR, f"headers that do not decode: {error}") from error
-        if block and min(block) > 128 and max(block) < 255:
-            if len(self._blocks) >= 64:
-                self._blocks.clear()
-            self._blocks[block] = headers
-        else:
-            self._blocks.clear()
-        return headers
 
     def _other(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None:
@@ -287,8 +257,8 @@ class Connection:
         if len(payload) % 6:
             raise ProtocolError(FRAME_SIZE_ERROR, "settings cut short")
         self._settled = True
-        for number, value in _SETTING.iter_unpack(payload):
-            if number == _INITIAL_WINDOW_SIZE:
+        for number, value in SETTING.iter_unpack(payload):
+            if number == INITIAL_WINDOW_SIZE:
                 if value > _WINDOW_MAX:
                     raise ProtocolError(FLOW_CONTROL_ERROR, f"a window of {value} bytes")
                 grown, self._peer_stream_window = value - self._peer_stream_window, value
@@ -296,7 +266,7 @@ class Connection:
                     known.window += grown
                     if known.window > _WINDOW_MAX:
                         raise ProtocolError(FLOW_CONTROL_ERROR, "a window beyond all bounds")
-            elif number == _MAX_FRAME_SIZE:
+            elif number == MAX_FRAME_SIZE:
                 if not 16_384 <= value < 1 << 24:
                     raise ProtocolError(PROTOCOL_ERROR, f"frames of up to {value} bytes")
                 self._peer_frame_bytes = value
@@ -306,7 +276,7 @@ class Connection:
     def _window_update(self, stream: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ProtocolError(FRAME_SIZE_ERROR, "a window update without its size")
-        size = _U32.unpack(payload)[0] & 0x7FFFFFFF
+        size = U32.unpack(payload)[0] & 0x7FFFFFFF
         if stream:
             known = self._open.get(stream)
             if known is None:
@@ -338,7 +308,7 @@ class Connection:
             return
         known.received += size
         if known.received > STREAM_WINDOW_BYTES >> 1:
-            self._out.append(frame(WINDOW_UPDATE, 0, stream, _U32.pack(known.received)))
+            self._out.append(frame(WINDOW_UPDATE, 0, stream, U32.pack(known.received)))
             known.room += known.received
             known.received = 0
 
@@ -379,13 +349,13 @@ class Connection:
             return
         self._out.append(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
         if not known.ended:  # it need not send the rest (RFC 9113, 8.1)
-            self._out.append(frame(RST_STREAM, 0, stream, _U32.pack(NO_ERROR)))
+            self._out.append(frame(RST_STREAM, 0, stream, U32.pack(NO_ERROR)))
         del self._open[stream]
 
     def send_reset(self, stream: int, code: int) -> None:
         if self._open.pop(stream, None) is not None:
             self._waiting.pop(stream, None)
-            self._out.append(frame(RST_STREAM, 0, stream, _U32.pack(code)))
+            self._out.append(frame(RST_STREAM, 0, stream, U32.pack(code)))
 
     def send_ping(self) -> None:
         self._out.append(frame(PING, 0, 0, b"extproc?"))
@@ -393,7 +363,7 @@ class Connection:
     def send_goaway(self, code: int = NO_ERROR, *, reason: str = "", final: bool = True) -> None:
         """Not `final`: no stream shall be opened any more, those that come all the same are served."""
         last = self._last if final else _WINDOW_MAX
-        self._out.append(frame(GOAWAY, 0, 0, _U32.pack(last) + _U32.pack(code) + reason.encode()[:256]))
+        self._out.append(frame(GOAWAY, 0, 0, U32.pack(last) + U32.pack(code) + reason.encode()[:256]))
 
     def _send_waiting(self) -> None:
         for stream in list(self._waiting):
@@ -429,9 +399,3 @@ class Connection:
         del self._waiting[stream]
         known.outbound = None
         self._streams.sent(stream)
-
-
-def _unpadded(payload: bytes) -> bytes:
-    if not payload or payload[0] >= len(payload):
-        raise ProtocolError(PROTOCOL_ERROR, "padding longer than its frame")
-    return payload[1 : len(payload) - payload[0]]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from extproc.rpc import http2
+from extproc.rpc import framing, http2
 from extproc.rpc.call import Call, Handler
-from extproc.rpc.http2 import Header, ProtocolError, literal
+from extproc.rpc.framing import Header, ProtocolError, literal
 from extproc.rpc.messages import framed
 from extproc.rpc.status import AbortedError, Code
 
@@ -214,7 +214,7 @@ class Session(asyncio.Protocol):
             self._end(call, error.code, error.details)
         except asyncio.CancelledError:
             if self._forget(call.stream) is not None:
-                self._http2.send_reset(call.stream, http2.CANCEL)
+                self._http2.send_reset(call.stream, framing.CANCEL)
                 self._flush()
             raise
         except Exception:

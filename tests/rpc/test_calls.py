@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc.rpc import http2, session
+from extproc.rpc import framing, http2, session
 from extproc.rpc.call import EOF, Call, Handler
-from extproc.rpc.http2 import frame
+from extproc.rpc.framing import frame
 from extproc.rpc.messages import framed
 from extproc.rpc.server import Server
 from extproc.rpc.session import timeout_s, trailers
@@ -186,7 +186,7 @@ class Rude:
 @asynccontextmanager
 async def rude(port: int, settings: bytes = SETTINGS) -> AsyncIterator[Rude]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(http2.PREFACE + settings)
+    writer.write(framing.PREFACE + settings)
     try:
         yield Rude(reader, writer)
     finally:
@@ -206,19 +206,19 @@ async def test_a_violation_is_answered_with_its_reason_and_the_end() -> None:
     async with serving(held) as (_, port), rude(port) as client:
         client.writer.write(open_stream(1))
         await asyncio.wait_for(began.wait(), 10)
-        client.writer.write(frame(http2.DATA, 0, 9, b"x"))
+        client.writer.write(frame(framing.DATA, 0, 9, b"x"))
         said = await client.until_closed()
-        assert [payload[4:8] for kind, _, _, payload in said if kind == http2.GOAWAY] == [b"\x00\x00\x00\x01"]
+        assert [payload[4:8] for kind, _, _, payload in said if kind == framing.GOAWAY] == [b"\x00\x00\x00\x01"]
         await asyncio.wait_for(ended.wait(), 10)
 
 
 async def test_what_is_no_grpc_gets_415() -> None:
     async with serving(echo) as (_, port), rude(port) as client:
-        block = b"\x83\x84" + http2.literal(b"content-type", b"text/html")
-        client.writer.write(frame(http2.HEADERS, http2.END_HEADERS, 1, block))
-        client.writer.write(frame(http2.DATA, 0, 9, b""))  # ends the connection
-        heads = [payload for kind, _, stream, payload in await client.until_closed() if kind == http2.HEADERS]
-        assert heads == [http2.literal(b":status", b"415")]
+        block = b"\x83\x84" + framing.literal(b"content-type", b"text/html")
+        client.writer.write(frame(framing.HEADERS, framing.END_HEADERS, 1, block))
+        client.writer.write(frame(framing.DATA, 0, 9, b""))  # ends the connection
+        heads = [payload for kind, _, stream, payload in await client.until_closed() if kind == framing.HEADERS]
+        assert heads == [framing.literal(b":status", b"415")]
 
 
 async def test_a_handler_that_is_slow_to_read_slows_its_client_down() -> None:
@@ -240,14 +240,14 @@ async def test_a_handler_that_is_slow_to_read_slows_its_client_down() -> None:
             while True:
                 head = await asyncio.wait_for(client.reader.readexactly(9), 1.0)
                 payload = await client.reader.readexactly(int.from_bytes(head[:3]))
-                if head[3] == http2.WINDOW_UPDATE and int.from_bytes(head[5:9]) == 1:
+                if head[3] == framing.WINDOW_UPDATE and int.from_bytes(head[5:9]) == 1:
                     return int.from_bytes(payload)
 
         async def send_all() -> None:
             nonlocal given, sent
             while sent < total:
                 while sent < total and (sent + 1) * 16_384 <= given:
-                    client.writer.write(frame(http2.DATA, 0, 1, message))
+                    client.writer.write(frame(framing.DATA, 0, 1, message))
                     sent += 1
                 if sent < total:
                     given += await more_room()
@@ -272,9 +272,9 @@ async def test_a_client_that_does_not_read_is_waited_for_and_one_that_drives_it_
             await call.write(b"x" * 10_000)
             written += 1
 
-    big_window = frame(http2.SETTINGS, 0, 0, b"\x00\x04\x7f\xff\xff\xff")
+    big_window = frame(framing.SETTINGS, 0, 0, b"\x00\x04\x7f\xff\xff\xff")
     async with serving(talks) as (_, port), rude(port, big_window) as client:
-        client.writer.write(frame(http2.WINDOW_UPDATE, 0, 0, b"\x7f\x00\x00\x00") + open_stream(1))
+        client.writer.write(frame(framing.WINDOW_UPDATE, 0, 0, b"\x7f\x00\x00\x00") + open_stream(1))
         last = -1
         while written != last or not written:
             last = written
@@ -283,7 +283,7 @@ async def test_a_client_that_does_not_read_is_waited_for_and_one_that_drives_it_
 
         async def drive() -> None:
             for _ in range(1000):
-                client.writer.write(frame(http2.PING, 0, 0, b"12345678") * 1000)
+                client.writer.write(frame(framing.PING, 0, 0, b"12345678") * 1000)
                 await client.writer.drain()
 
         with pytest.raises(ConnectionError):
@@ -316,7 +316,7 @@ async def test_calls_that_were_reset_need_no_collector() -> None:
                 client.writer.write(open_stream(2 * number + 1))
             await eventually(lambda: sum(isinstance(each, Call) for each in gc.get_objects()) == 50, "all have begun")
             for number in range(50):
-                client.writer.write(frame(http2.RST_STREAM, 0, 2 * number + 1, b"\x00\x00\x00\x08"))
+                client.writer.write(frame(framing.RST_STREAM, 0, 2 * number + 1, b"\x00\x00\x00\x08"))
             await eventually(lambda: ended == 50, "all have ended")
             await asyncio.sleep(0)
             assert not [each for each in gc.get_objects() if isinstance(each, Call)]

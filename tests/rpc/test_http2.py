@@ -10,8 +10,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.rpc import http2
-from extproc.rpc.http2 import (
+from extproc.rpc import framing, http2
+from extproc.rpc.framing import (
     ACK,
     CONTINUATION,
     DATA,
@@ -27,10 +27,10 @@ from extproc.rpc.http2 import (
     PUSH_PROMISE,
     RST_STREAM,
     WINDOW_UPDATE,
-    Connection,
     ProtocolError,
     frame,
 )
+from extproc.rpc.http2 import Connection
 from tests.rpc.wire import PATH, REQUEST, SETTINGS, Recorder, connection, frames, open_stream
 
 OPENED = ("opened", 1, PATH, False)
@@ -41,14 +41,14 @@ def u32(number: int) -> bytes:
 
 
 def setting(number: int, value: int) -> bytes:
-    return frame(http2.SETTINGS, 0, 0, struct.pack(">HI", number, value))
+    return frame(framing.SETTINGS, 0, 0, struct.pack(">HI", number, value))
 
 
 def test_it_introduces_itself_and_confirms_the_peers_settings() -> None:
     made = Connection(Recorder())
-    assert [kind for kind, *_ in frames(made.take())] == [http2.SETTINGS, WINDOW_UPDATE]
+    assert [kind for kind, *_ in frames(made.take())] == [framing.SETTINGS, WINDOW_UPDATE]
     made.receive(PREFACE + SETTINGS)
-    assert frames(made.take()) == [(http2.SETTINGS, ACK, 0, b"")]
+    assert frames(made.take()) == [(framing.SETTINGS, ACK, 0, b"")]
 
 
 def test_a_stream_is_headers_data_and_an_end() -> None:
@@ -61,7 +61,7 @@ def test_a_stream_is_headers_data_and_an_end() -> None:
 
 def test_trailers_end_a_stream() -> None:
     made, recorder = connection()
-    made.receive(open_stream(1) + frame(HEADERS, END_HEADERS | END_STREAM, 1, http2.literal(b"a", b"b")))
+    made.receive(open_stream(1) + frame(HEADERS, END_HEADERS | END_STREAM, 1, framing.literal(b"a", b"b")))
     assert recorder.told == [OPENED, ("data", 1, b"", True)]
 
 
@@ -117,7 +117,7 @@ def test_an_answer_ends_with_trailers_and_releases_the_peer_from_the_rest() -> N
     for stream in (1, 3):
         made.send_headers(stream, b"\x88")
         assert made.send_data(stream, b"hello")
-        made.send_end(stream, http2.literal(b"grpc-status", b"0"))
+        made.send_end(stream, framing.literal(b"grpc-status", b"0"))
     said = [(kind, flags, stream) for kind, flags, stream, _ in frames(made.take())]
     answer = [(HEADERS, END_HEADERS), (DATA, 0), (HEADERS, END_HEADERS | END_STREAM)]
     assert said == [(*one, 1) for one in answer] + [(RST_STREAM, 0, 1)] + [(*one, 3) for one in answer]
@@ -140,7 +140,7 @@ def test_data_wait_for_the_room_that_the_peer_gives() -> None:
     made.receive(setting(4, 20))
     said = frames(made.take())
     assert [(kind, payload) for kind, _, _, payload in said] == [
-        (http2.SETTINGS, b""), (DATA, b"ef"), (HEADERS, b"\x88"), (RST_STREAM, u32(0)),
+        (framing.SETTINGS, b""), (DATA, b"ef"), (HEADERS, b"\x88"), (RST_STREAM, u32(0)),
     ]  # fmt: skip
     assert not made.waits(1)
     assert recorder.told == [OPENED, ("opened", 3, PATH, False)]
@@ -192,7 +192,7 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol() -> None:
         made.receive(frame(DATA, 0, 1, b"x" * 16_384))
     with pytest.raises(ProtocolError) as found:
         made.receive(frame(DATA, 0, 1, b"x"))
-    assert found.value.code == http2.FLOW_CONTROL_ERROR
+    assert found.value.code == framing.FLOW_CONTROL_ERROR
     assert len(recorder.told) == 1 + http2.STREAM_WINDOW_BYTES // 16_384
 
 
@@ -220,7 +220,7 @@ def test_going_away_says_up_to_which_stream() -> None:
     made, _ = connection()
     made.receive(open_stream(5))
     made.send_goaway(final=False)
-    made.send_goaway(http2.PROTOCOL_ERROR, reason="why")
+    made.send_goaway(framing.PROTOCOL_ERROR, reason="why")
     assert frames(made.take()) == [
         (GOAWAY, 0, 0, u32(2**31 - 1) + u32(0)),
         (GOAWAY, 0, 0, u32(5) + u32(1) + b"why"),
@@ -252,9 +252,9 @@ def test_kinds_that_nobody_knows_are_passed_over() -> None:
         (PREFACE + SETTINGS + frame(WINDOW_UPDATE, 0, 0, u32(2**31 - 1)), 3),
         (PREFACE + SETTINGS + frame(WINDOW_UPDATE, 0, 9, u32(1)), 1),
         (PREFACE + SETTINGS + frame(WINDOW_UPDATE, 0, 0, b"x"), 6),
-        (PREFACE + frame(http2.SETTINGS, 0, 0, b"12345"), 6),
-        (PREFACE + frame(http2.SETTINGS, 0, 1), 1),
-        (PREFACE + SETTINGS + frame(http2.SETTINGS, ACK, 0, b"123456"), 6),
+        (PREFACE + frame(framing.SETTINGS, 0, 0, b"12345"), 6),
+        (PREFACE + frame(framing.SETTINGS, 0, 1), 1),
+        (PREFACE + SETTINGS + frame(framing.SETTINGS, ACK, 0, b"123456"), 6),
         (PREFACE + setting(4, 2**31), 3),
         (PREFACE + setting(5, 100), 1),
         (PREFACE + SETTINGS + frame(PING, 0, 0, b"short"), 6),

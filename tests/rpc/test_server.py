@@ -6,9 +6,9 @@ import asyncio
 import socket
 from contextlib import ExitStack
 
-from extproc.rpc import http2
+from extproc.rpc import framing
 from extproc.rpc.call import Call
-from extproc.rpc.http2 import frame
+from extproc.rpc.framing import frame
 from extproc.rpc.messages import framed
 from tests.rpc.test_calls import echo, rude, serving
 from tests.rpc.wire import open_stream
@@ -34,12 +34,12 @@ async def test_stopping_waits_for_calls_that_were_on_their_way() -> None:
         await call.write(message)
 
     async with serving(slow) as (server, port), rude(port) as client:
-        client.writer.write(open_stream(1) + frame(http2.DATA, http2.END_STREAM, 1, framed(b"first")))
+        client.writer.write(open_stream(1) + frame(framing.DATA, framing.END_STREAM, 1, framed(b"first")))
         await eventually(lambda: bool(begun), "the first call runs")
         stopping = asyncio.create_task(server.stop(10))
         await asyncio.sleep(0.1)
-        client.writer.write(open_stream(3) + frame(http2.DATA, http2.END_STREAM, 3, framed(b"second")))
+        client.writer.write(open_stream(3) + frame(framing.DATA, framing.END_STREAM, 3, framed(b"second")))
         said = await client.until_closed()
         await stopping
-        answers = [payload for kind, _, _, payload in said if kind == http2.DATA]
+        answers = [payload for kind, _, _, payload in said if kind == framing.DATA]
         assert answers == [framed(b"first"), framed(b"second")]

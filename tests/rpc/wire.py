@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc.rpc import http2
-from extproc.rpc.http2 import Connection, Header, frame, literal
+from extproc.rpc import framing
+from extproc.rpc.framing import Header, frame, literal
+from extproc.rpc.http2 import Connection
 
-SETTINGS = frame(http2.SETTINGS, 0, 0)
+SETTINGS = frame(framing.SETTINGS, 0, 0)
 PATH = b"/p.Service/Method"
 REQUEST = b"".join(
     literal(name, value)
@@ -45,13 +46,13 @@ def connection(*, settings: bytes = SETTINGS) -> tuple[Connection, Recorder]:
     """One whose peer has said its preface."""
     recorder = Recorder()
     made = Connection(recorder)
-    made.receive(http2.PREFACE + settings)
+    made.receive(framing.PREFACE + settings)
     made.take()
     return made, recorder
 
 
 def open_stream(stream: int, *, ended: bool = False) -> bytes:
-    return frame(http2.HEADERS, http2.END_HEADERS | (http2.END_STREAM if ended else 0), stream, REQUEST)
+    return frame(framing.HEADERS, framing.END_HEADERS | (framing.END_STREAM if ended else 0), stream, REQUEST)
 
 
 def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:

@@ -35,17 +35,16 @@ from extproc.discovery.listed import ListedSource
 from extproc.discovery.source import EndpointSource
 from extproc.endpoint import Endpoint, format_host, split_host_port
 from extproc.pool.pool import Pool
-from extproc.pool.sample import LoadSample
 from extproc.router import PoolPlan, Router
 from extproc.rpc.server import Server
 from extproc.scheduling.profiles import PROFILES
 from extproc.scheduling.shedding import ShedRule
 from extproc.server import access_log, eds, health, listener, processor
-from extproc.telemetry.fetch import FailureKind, ScrapeFailure
+from extproc.sinks import ModelsSink, PoolSink
 from extproc.telemetry.loops import EndpointLoops
 from extproc.telemetry.models import ModelsPoller
 from extproc.telemetry.poller import Poller
-from extproc.telemetry.prober import Probe, Prober
+from extproc.telemetry.prober import Prober
 from extproc.unknown import NamedBy
 
 log = logging.getLogger(__name__)
@@ -92,19 +91,19 @@ class App:
             for name, pool in settings.pools.items():
                 models = pool.models or settings.models
                 if models.enabled:
-                    sink = _ModelsSink(self.router.plans[name].pool)
+                    sink = ModelsSink(self.router.plans[name].pool)
                     self._model_pollers[name] = ModelsPoller(models, pool.scrape or settings.scrape, sink, clock)
             self._pollers = {
                 name: Poller(
                     pool.scrape or settings.scrape,
-                    _PoolSink(self.router, self.router.plans[name].pool, clock, self._model_pollers.get(name)),
+                    PoolSink(self.router, self.router.plans[name].pool, clock, self._model_pollers.get(name)),
                     clock,
                 )
                 for name, pool in settings.pools.items()
             }
             self._probers = {
                 name: Prober(
-                    pool.scrape or settings.scrape, _PoolSink(self.router, self.router.plans[name].pool, clock), clock
+                    pool.scrape or settings.scrape, PoolSink(self.router, self.router.plans[name].pool, clock), clock
                 )
                 for name, pool in settings.pools.items()
             }
@@ -336,63 +335,6 @@ class App:
             "eds_pushes": self._eds.pushes,
             "eds_refused": self._eds.refused,
         }
-
-
-# A broken page or a bad certificate is an answer too: somebody is there, and may well serve requests.
-_ANSWERED = frozenset({FailureKind.HTTP_STATUS, FailureKind.BROKEN, FailureKind.TLS})
-
-
-class _PoolSink:
-    """Hands the results of poller and prober to the router."""
-
-    def __init__(
-        self, router: Router, pool: Pool, clock: Callable[[], float], models: ModelsPoller | None = None
-    ) -> None:
-        """`models` is told when a server has come up or was restarted: it may serve something else."""
-        self._router = router
-        self._pool = pool
-        self._clock = clock
-        self._models = models
-
-    def on_sample(self, endpoint: Endpoint, sample: LoadSample) -> None:
-        anew = self._router.observe(self._pool.name, endpoint.address, sample, self._clock())
-        if anew and self._models is not None:
-            self._models.ask_again(endpoint.address)
-
-    def on_failure(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
-        self._pool.scrape_failed(
-            endpoint.address,
-            f"{failure.kind}: {failure.detail}",
-            self._clock(),
-            answered=failure.kind in _ANSWERED,
-            refused=failure.kind is FailureKind.REFUSED,
-        )
-
-    def to_probe(self) -> list[Endpoint]:
-        return self._pool.to_probe(self._clock())
-
-    def on_probe(self, endpoint: Endpoint, probe: Probe) -> None:
-        member = self._pool.member(endpoint.address)
-        if member is None:
-            return  # the probe outlived the member
-        if probe.error is None:
-            member.health.probe_passed(probe.sent_at_s)
-        else:
-            member.health.probe_failed(probe.error, self._clock(), certain=probe.certain)
-
-
-class _ModelsSink:
-    """Hands what servers say of their models to the pool."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def on_models(self, endpoint: Endpoint, models: frozenset[str], at_s: float) -> None:
-        self._pool.told_models(endpoint.address, models, at_s)
-
-    def on_no_models(self, endpoint: Endpoint, failure: ScrapeFailure) -> None:
-        reason, refused = f"{failure.kind}: {failure.detail}", failure.kind is FailureKind.REFUSED
-        self._pool.models_failed(endpoint.address, reason, failure.at_s, refused=refused)
 
 
 def _plan(name: str, pool: PoolSettings, settings: Settings, unix_s: float) -> PoolPlan:

@@ -118,12 +118,17 @@ async def kill(churn: Churn, name: str) -> str:
 
 async def add(churn: Churn, name: str) -> str:
     """A new server joins, and gets requests."""
-    server = await churn.new_server("vllm")
+    return await _join(churn, "vllm", churn.write_list, "joined")
+
+
+async def _join(churn: Churn, pool: str, say: Callable[[], object], how: str) -> str:
+    """`say`: tells the source of the pool."""
+    server = await churn.new_server(pool)
     server.listed = True
-    churn.write_list()
+    say()
     took_s = await _used(churn, server)
     server.busy = False
-    return f"{server.name} joined; first request after {took_s:.1f} s"
+    return f"{server.name} {how}; first request after {took_s:.1f} s"
 
 
 async def _used(churn: Churn, server: Server) -> float:
@@ -257,12 +262,7 @@ async def weights(churn: Churn, name: str) -> str:
 
 async def dns_adds(churn: Churn, name: str) -> str:
     """One more SRV record."""
-    server = await churn.new_server("vllm-srv")
-    server.listed = True
-    churn.write_records()
-    took_s = await _used(churn, server)
-    server.busy = False
-    return f"{server.name} joined by an SRV record; first request after {took_s:.1f} s"
+    return await _join(churn, "vllm-srv", churn.write_records, "joined by an SRV record")
 
 
 async def dns_removes(churn: Churn, name: str) -> str:

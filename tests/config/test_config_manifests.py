@@ -18,6 +18,7 @@ from extproc.cli.check import check as check_command
 from extproc.config.manifests.check import check_manifests
 from extproc.config.problems import Problem, Severity
 from extproc.pool.deadline import Bounds, longest_s
+from tests.support.mistakes import assert_told
 
 MANIFESTS = Path(__file__).parent / "manifests"
 GOOD = (MANIFESTS / "good.yaml").read_text()
@@ -53,17 +54,7 @@ class TestOneMistake:
         """Case f01: the grace period is too short for long generations."""
         patch: dict[str, Any] = YAML(typ="safe", pure=True).load(path)
         text = edited(*((edit["find"], edit["replace"]) for edit in patch["edits"]))
-        lines = text.splitlines()
-        found = problems_of(text)
-        assert [
-            {
-                "code": problem.code,
-                "line_holds": lines[problem.line - 1].strip() if problem.line else None,
-                "text": f"{problem.severity}: " + str(problem).split(": ", 1)[1],
-            }
-            for problem in found
-        ] == patch["problems"]
-        assert path.name.split(".")[0].split("--")[0] in {problem.code for problem in found}
+        assert_told(path, patch, text, problems_of(text))
 
 
 class TestTheArithmetic:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from extproc.cli.check import check as check_command
 from extproc.config.check import all_codes, check
 from extproc.config.problems import Severity
+from tests.support.mistakes import assert_told
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).parent / "mistakes"
@@ -40,17 +41,8 @@ def test_a_mistake_in_a_shipped_file_gives_its_message_at_its_line(path: Path) -
     """Cases a01, a03, a09, a13, a18, a20, a21, a28, b01, b03, b05, b10, b11, d10: a file for each rule's mistake."""
     patch = YAML(typ="safe", pure=True).load(path)
     text = patched(patch)
-    lines = text.splitlines()
     found = check(text, patch["base"])
-    assert [
-        {
-            "code": problem.code,
-            "line_holds": lines[problem.line - 1].strip() if problem.line else None,
-            "text": f"{problem.severity}: " + str(problem).split(": ", 1)[1],
-        }
-        for problem in found
-    ] == patch["problems"]
-    assert path.name.split(".")[0].split("--")[0] in {problem.code for problem in found}
+    assert_told(path, patch, text, found)
     assert int(any(problem.severity is Severity.ERROR for problem in found)) == patch["exit"]
 
 

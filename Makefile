@@ -21,7 +21,7 @@ demo: $(STAMP)   ## real Envoy, the service, four simulated servers, traffic (CH
 	$(BIN)/extproc demo $(if $(CHECK),--check)
 
 test: $(STAMP)   ## all tests, those with real Envoy included
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-envoy-matrix: $(STAMP) ## the real-Envoy tests on every supported Envoy branch
 	$(BIN)/python -m pytest -m envoy --envoy-versions=all $(PYTEST_ARGS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,18 +27,30 @@ def shipped(shape: str) -> Json:
     return unshared
 
 
+def _share() -> tuple[int, int]:
+    """The ports of this process. Those of `pytest -n 2` have halves: what one is about to listen on the other must not
+    take. The ports that the system gives to outgoing connections lie above: any scrape could take one of these."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return (20_000, 26_000) if int(worker.removeprefix("gw")) % 2 == 0 else (26_000, 32_000)
+
+
+_GIVEN: deque[int] = deque(maxlen=500)  # no test has as many
+
+
 def free_port() -> int:
-    """A port that nobody listens on just now, below those that the system gives to outgoing connections: one of these
-    could be taken by any scrape before it is listened on."""
+    """A port that nobody listens on just now, and that was not given lately."""
     for _ in range(1000):
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(*_share())
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _GIVEN.append(port)
             return port
-    raise RuntimeError("no free port from 20000 to 31999")
+    raise RuntimeError("no free port left from {} to {}".format(*_share()))
 
 
 def place(config: Json, *, listener: int, admin: int, grpc: int, service_admin: int, servers: Iterable[int]) -> None:

@@ -1,7 +1,8 @@
 """How many requests come a second, how long are they, how fast does that grow, and what was the fastest rise?
 
-From the router's own counters, not from what servers complete: a server that is full completes no more, however many
-come. Counters are looked at when it suits; what came between two looks is spread over the time between them.
+Requests are those of the router's own counter, not what servers complete: a server that is full completes no more,
+however many come. Counters are looked at when it suits; what came between two looks is spread over the time between
+them.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class Arrivals:
         since = self._since(self._last.at_s - self._window_s)
         if since is None:
             return
-        for name, of in _LENGTHS.items():
+        count = _grown(since.counts, self._last.counts, "begun")
+        for name in _LENGTHS:
             tokens = _grown(since.counts, self._last.counts, name)
-            count = _grown(since.counts, self._last.counts, of)
             length = known(tokens / count) if tokens is not None and count else None
             if length is not None:
                 self._lengths[name] = (length, self._last.at_s)
@@ -125,8 +126,8 @@ class Arrivals:
             self._rises[-1] = (self._rises[-1][0], rise)
 
 
-_NAMES = ("requests", "prompt_tokens", "uncached_tokens", "answers", "output_tokens")
-_LENGTHS = {"prompt_tokens": "requests", "uncached_tokens": "requests", "output_tokens": "answers"}
+_LENGTHS = ("prompt_tokens", "uncached_tokens", "output_tokens")
+_NAMES = ("requests", "begun", *_LENGTHS)
 
 
 def _grown(before: Offered, after: Offered, name: str) -> float | None:

@@ -33,16 +33,17 @@ class ServerReading:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What came to the router for the pool, counted since its start. None: not counted.
+    """What came for the pool, counted since some start. None: not counted.
 
-    With several routers in front of one pool this must be the sum over all of them: each knows only its own arrivals.
+    Requests are counted by the router. With several routers in front of one pool this must be the sum over all of
+    them: each knows only its own arrivals. The rest is what the servers tell: they count tokens, nobody else does.
     """
 
     requests: float | None = None  # those that nobody could serve included
-    prompt_tokens: float | None = None
+    begun: float | None = None  # answers that began
+    prompt_tokens: float | None = None  # of those
     uncached_tokens: float | None = None  # of the prompts, what the servers had to compute
-    answers: float | None = None  # that ended
-    output_tokens: float | None = None  # of those
+    output_tokens: float | None = None  # generated
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Run:
     def __init__(self, of: Policy | None = None) -> None:
         self.recommender = Recommender(policy() if of is None else of)
         self.now = 1000.0
-        self.requests = self.answers = 0.0
+        self.requests = self.output_tokens = 0.0
         self.seen: list[Recommendation] = []
 
     def look(self, there: Sequence[ServerReading], rate: float | None = 0.0, **changes: Any) -> Recommendation:
@@ -74,9 +74,9 @@ class Run:
         output = changes.pop("output", 90.0)
         if rate is not None:
             self.requests += rate * STEP_S
-            self.answers += rate * STEP_S * output
+            self.output_tokens += rate * STEP_S * output
             offered = Offered(
-                self.requests, self.requests * 1000.0, self.requests * 1000.0, self.requests, self.answers
+                self.requests, self.requests, self.requests * 1000.0, self.requests * 1000.0, self.output_tokens
             )
         reading = PoolReading(self.now, tuple(there), offered=offered, **changes)
         self.seen.append(self.recommender.look(reading, self.now))

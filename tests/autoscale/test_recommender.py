@@ -46,7 +46,7 @@ class TestUp:
         counts = run.requests
         for i in range(1, 30):
             more = 15.0 * 5.0 * i
-            offered = Offered(counts + more, None, counts * 1000.0 + more * 4000.0, counts + more, run.answers)
+            offered = Offered(counts + more, counts + more, None, counts * 1000.0 + more * 4000.0, run.output_tokens)
             at_s = run.now + 5.0 * i
             said = run.recommender.look(PoolReading(at_s, tuple(servers(2, kv=0.01)), offered=offered), at_s)
         prefill = next(row for row in said.signals if row.name is SignalName.PREFILL)

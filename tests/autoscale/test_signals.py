@@ -72,7 +72,7 @@ class TestArrivals:
     def test_rate_and_lengths_are_of_the_window(self) -> None:
         arrivals = Arrivals(60.0)
         for i in range(61):
-            arrivals.add(i * 5.0, Offered(i * 20.0, i * 20.0 * 700.0, i * 20.0 * 300.0, i * 10.0, i * 900.0), 100.0)
+            arrivals.add(i * 5.0, Offered(i * 20.0, i * 10.0, i * 10.0 * 700.0, i * 10.0 * 300.0, i * 900.0), 100.0)
         assert arrivals.rate_per_s(300.0).value == pytest.approx(4.0)  # type: ignore[union-attr]
         assert arrivals.tokens("uncached_tokens", 300.0).value == pytest.approx(300.0)  # type: ignore[union-attr]
         assert arrivals.tokens("output_tokens", 300.0).value == pytest.approx(90.0)  # type: ignore[union-attr]

@@ -77,11 +77,15 @@ async def dns_server() -> AsyncIterator[DnsServer]:
     server = DnsServer()
 
     async def serve_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        (length,) = struct.unpack("!H", await reader.readexactly(2))
-        answer = server.answer(await reader.readexactly(length), tcp=True)
-        if answer is not None:
-            writer.write(struct.pack("!H", len(answer)) + answer)
-        writer.close()
+        try:
+            (length,) = struct.unpack("!H", await reader.readexactly(2))
+            answer = server.answer(await reader.readexactly(length), tcp=True)
+            if answer is not None:
+                writer.write(struct.pack("!H", len(answer)) + answer)
+        except asyncio.IncompleteReadError:  # the client thought better of it
+            pass
+        finally:
+            writer.close()
         await writer.wait_closed()
 
     tcp = await asyncio.start_server(serve_tcp, "127.0.0.1", 0)

@@ -26,15 +26,28 @@ class Relay:
         for writer in self._writers:
             writer.transport.abort()
 
+    async def stop(self) -> None:
+        """Cut, and wait until every connection is closed: one may just have been accepted."""
+        self.cut()
+        for _ in range(2):
+            await asyncio.sleep(0)
+            self.cut()
+        while self._writers:
+            await asyncio.sleep(0.001)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
-        self._writers |= {writer, there_writer}
+        self._writers.add(writer)
         try:
-            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+            there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+            self._writers.add(there_writer)
+            try:
+                await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+            finally:
+                self._writers.discard(there_writer)
+                there_writer.close()
         finally:
-            self._writers -= {writer, there_writer}
+            self._writers.discard(writer)
             writer.close()
-            there_writer.close()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,4 +68,4 @@ async def relay(target: str) -> AsyncIterator[Relay]:
     try:
         yield made
     finally:
-        made.cut()
+        await made.stop()

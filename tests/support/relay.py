@@ -13,6 +13,7 @@ class Relay:
         self._port = int(port)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # one a connection
         self.address = ""
 
     async def start(self) -> None:
@@ -32,11 +33,14 @@ class Relay:
         for _ in range(2):
             await asyncio.sleep(0)
             self.cut()
-        while self._writers:
-            await asyncio.sleep(0.001)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
             self._writers.add(there_writer)

@@ -120,7 +120,7 @@ class Router:
         if not candidates:
             doubtful = None if pool.known else pool.name
             return self._reject(
-                RejectionReason.NO_ENDPOINTS, "No server is available for this request.", doubtful=doubtful
+                pool, RejectionReason.NO_ENDPOINTS, "No server is available for this request.", doubtful=doubtful
             )
         if found.panic:
             self.ledger.panics[pool.name] += 1
@@ -128,6 +128,7 @@ class Router:
             away = _shed(plan, raw, request, candidates, now)
             if away is not None:
                 return self._reject(
+                    pool,
                     RejectionReason.OVERLOADED,
                     "All servers are busy; please retry later.",
                     status=429,
@@ -226,9 +227,12 @@ class Router:
             reservation.response_id = response_id_of(head)
             self._stored(reservation, now)
 
-    def withdraw(self, rejection: Rejection) -> None:
-        """It was not sent: another decision follows."""
+    def withdraw(self, rejection: Rejection, *, again: bool = True) -> None:
+        """It was not sent: another decision on the same request follows, at once; or else (`again` is false) it is left
+        to Envoy."""
         self.ledger.rejections[rejection.reason] -= 1
+        if again and rejection.doubtful is not None and rejection.reason is not RejectionReason.MODEL_NOT_FOUND:
+            self.ledger.turned_away[rejection.doubtful] -= 1
 
     def stream_ended(self, pick_id: str, now: float) -> None:
         """The stream of a pick ended, however. Its charge ends too, unless it was detached."""
@@ -273,6 +277,7 @@ class Router:
 
     def _reject(
         self,
+        pool: Pool,
         reason: RejectionReason,
         message: str,
         *,
@@ -281,6 +286,7 @@ class Router:
         doubtful: str | None = None,
     ) -> Rejection:
         self.ledger.rejections[reason] += 1
+        self.ledger.turned_away[pool.name] += 1
         return Rejection(reason, status, message, retry_after_s, doubtful)
 
 

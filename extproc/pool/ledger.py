@@ -37,6 +37,7 @@ class Ledger:
         self.picks: Counter[str] = Counter()  # by pool
         self.panics: Counter[str] = Counter()  # by pool
         self.rejections: Counter[RejectionReason] = Counter()
+        self.turned_away: Counter[str] = Counter()  # by pool: requests for which there was no server, or no room
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()  # by pool; counted when the request has ended
         self.moved = 0  # requests that ran on another server than the first choice
         self.served_elsewhere = 0  # by a host that we had not named: Envoy did not follow the pick
@@ -54,6 +55,11 @@ class Ledger:
         self._by_id[reservation.pick.pick_id] = reservation
         self.recent.append(reservation)
         self.picks[reservation.pool] += 1
+
+    def requests(self, pool: str) -> int:
+        """That came for it, each once, those that nobody could serve included. One for a model that there is not is
+        none: no server more would serve it."""
+        return self.picks[pool] + self.turned_away[pool]
 
     def find(self, pick_id: str) -> Reservation | None:
         """The reservation of a pick; None: forgotten, or not ours."""

@@ -208,7 +208,7 @@ class Processor:
         self._router.withdraw(decision)
         second = self._router.route(raw, self._clock())
         if isinstance(second, Rejection) and second.reason is RejectionReason.NO_ENDPOINTS and second.doubtful:
-            self._router.withdraw(second)
+            self._router.withdraw(second, again=False)
             raise UnknownFleetError
         return second
 

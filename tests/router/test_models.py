@@ -86,6 +86,7 @@ def test_a_model_that_no_server_of_the_pool_serves_is_refused_in_vllms_words() -
     refusal = router.route(chat("c"), 0.5)
     assert refusal == Rejection(RejectionReason.MODEL_NOT_FOUND, 404, "The model `c` does not exist.", doubtful="vllm")
     assert router.ledger.rejections == {RejectionReason.MODEL_NOT_FOUND: 1}
+    assert router.ledger.requests("vllm") == 0, "no server more would serve it"
     assert not router.ledger.picks
 
 

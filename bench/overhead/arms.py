@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +85,8 @@ class Arm:
     def thaw(self, probe_body: bytes) -> None:
         """Let it run again, and wait until it works as before.
 
-        A frozen service has no fresh samples and says "not ready" when it wakes. Envoy would see that and leave it out
-        for seconds, so Envoy wakes after the service is ready again.
+        A frozen service has no fresh samples when it wakes, and the scrapes that it waited for have timed out: a server
+        may count as failing. So Envoy wakes after the service has seen all of them serve again.
 
         Raises:
             ArmFailedError: it does not work again within a minute.
@@ -99,10 +100,17 @@ class Arm:
         wait_until(f"{self.name} answers", lambda: self._answers(probe_body), self.processes)
 
     def _wait_for_service(self) -> None:
+        wait_until(f"{self.name}: the service is ready, and its servers are", self._sees_all, self.processes)
+
+    def _sees_all(self) -> bool:
         port = self.service_admin_port
-        wait_until(
-            f"{self.name}: the service is ready", lambda: port is None or gives_200(port, "/readyz"), self.processes
-        )
+        if port is None:
+            return True
+        if not gives_200(port, "/readyz"):
+            return False
+        pools = json.loads(fetch(f"http://127.0.0.1:{port}/status")[1])["pools"].values()
+        endpoints = [endpoint for pool in pools for endpoint in pool["endpoints"]]
+        return all(each["problem"] is None and (each["sample"] or {}).get("fresh") for each in endpoints)
 
     def _answers(self, probe_body: bytes) -> bool:
         """Envoy lets requests through while it has not seen the service healthy; without a pick one does not count."""

@@ -149,8 +149,8 @@ def _measure_one(plan: Plan, cell: Cell, arm: Arm, servers: Servers, *, warm_up:
     if (unknown := servers.refused() - refused) * 100 > done.requests:
         raise ArmFailedError(f"{arm.name}: the servers refused {unknown} requests, of {done.requests} sent")
     shares = tuple(after - before for after, before in zip(servers.answered(), served, strict=True))
-    # Bodies come again and again; where prompts are remembered each goes where it went first, and one of the servers may
-    # have few of the 48 large ones.
+    # Bodies come again and again; where prompts are remembered each goes where it went first, and one of the servers
+    # may have few of the 48 large ones.
     least = 1 if PROFILES.get(arm.name) == "cache-aware" else done.requests / (20 * len(shares))
     if picks and min(shares) < least:
         raise ArmFailedError(f"{arm.name}: the load was not spread over all servers: {shares} answers")

@@ -22,11 +22,11 @@ are deleted from stay larger. A million took 269 MB (CPython 3.11, 64 endpoints,
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 
-from extproc.prefix.blocks import BLOCK_UNITS, blocks_within, units_of
+from extproc.prefix.blocks import blocks_within
+from extproc.prefix.holding import UNBOUNDED, Holding
 from extproc.prefix.index import IndexStats
 
 BYTES_PER_BLOCK = 300
@@ -42,19 +42,6 @@ _BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte
 _FEW_BITS = 16  # are quicker taken one by one than byte by byte
 _MEMO_MASKS = 64
 _LOOKED_AT = 4096  # blocks, to estimate what one endpoint alone holds
-_UNBOUNDED = 1 << 62
-
-
-class _Holding:
-    """The blocks of one endpoint, least recently used first."""
-
-    __slots__ = ("bit", "blocks", "capacity", "units")
-
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.blocks: OrderedDict[int, int] = OrderedDict()  # hash -> units
-        self.units = 0  # their sum
-        self.capacity = _UNBOUNDED  # units
 
 
 class ApproximateIndex:
@@ -66,23 +53,22 @@ class ApproximateIndex:
             raise ValueError(f"max_blocks {max_blocks} must be at least 1")
         self._max_blocks = max_blocks
         self._table: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
-        self._holdings: dict[int, _Holding] = {}
+        self._holdings: dict[int, Holding] = {}
         self._slot_of_bit: list[int] = []  # by the bit's number; of a bit in use
         self._free_slots: list[int] = []
         self._free_bits: list[int] = []
-        self._leaving: deque[_Holding] = deque()
+        self._leaving: deque[Holding] = deque()
         self._masks: dict[int, int] = {}  # the caller's slots -> our bits, for the masks seen of late
         self._total = 0  # blocks, the leaving ones included
         self._leaving_blocks = 0
         self._evicted = 0
-        self._unknown = 0  # the last key given to blocks without a hash; negative, as no hash is
-        self._next_victim: deque[_Holding] = deque()
+        self._next_victim: deque[Holding] = deque()
 
     # Endpoints come and go.
 
     def add_endpoint(self) -> int:
         slot = heapq.heappop(self._free_slots) if self._free_slots else len(self._holdings)
-        holding = _Holding(self._take_bit(slot))
+        holding = Holding(self._take_bit(slot))
         self._holdings[slot] = holding
         self._next_victim.append(holding)
         self._masks.clear()
@@ -95,18 +81,18 @@ class ApproximateIndex:
         self._leave(holding)
 
     def forget(self, slot: int) -> None:
-        holding = self._holdings[slot]
-        left = _Holding(holding.bit)
-        left.blocks, holding.blocks = holding.blocks, OrderedDict()
-        left.units, holding.units = holding.units, 0
-        holding.bit = self._take_bit(slot)
+        left = self._holdings[slot]
+        empty = Holding(self._take_bit(slot))
+        empty.capacity = left.capacity
+        self._holdings[slot] = empty
+        self._next_victim[self._next_victim.index(left)] = empty
         self._leave(left)
 
     def set_capacity(self, slot: int, units: int | None) -> None:
         """A smaller one than before is reached by and by, with the inserts that follow."""
         if units is not None and units < 0:
             raise ValueError(f"a capacity of {units} units")
-        self._holdings[slot].capacity = _UNBOUNDED if units is None else units
+        self._holdings[slot].capacity = UNBOUNDED if units is None else units
 
     def _take_bit(self, slot: int) -> int:
         if self._free_bits:
@@ -117,15 +103,15 @@ class ApproximateIndex:
             self._slot_of_bit.append(slot)
         return 1 << number
 
-    def _leave(self, holding: _Holding) -> None:
+    def _leave(self, holding: Holding) -> None:
         self._masks.clear()
         if not holding.blocks:
             self._free_bit(holding)
             return
         self._leaving.append(holding)
-        self._leaving_blocks += len(holding.blocks)
+        self._leaving_blocks += holding.blocks
 
-    def _free_bit(self, holding: _Holding) -> None:
+    def _free_bit(self, holding: Holding) -> None:
         heapq.heappush(self._free_bits, holding.bit.bit_length() - 1)
 
     # Looking up.
@@ -188,64 +174,34 @@ class ApproximateIndex:
         room = min(blocks_within(holding.capacity), self._max_blocks)
         if len(hashes) >= room:
             hashes, mark = hashes[:room], None
-        blocks = holding.blocks
-        held = self._held(blocks, hashes)
-        new = hashes[held:]
-        units = units_of(len(hashes)) - units_of(held)
         table, bit = self._table, holding.bit
+        added = 0
+        if mark is not None and holding.use_mark(mark):  # before the blocks, so that it goes before them
+            shard = table[mark & _SHARD_BITS]
+            shard[mark] = shard.get(mark, 0) | bit
+            added = 1
+        new = holding.use(hashes)
         for value in new:
             shard = table[value & _SHARD_BITS]
-            others = shard.get(value)
-            shard[value] = bit if others is None else others | bit
-        # From the last to the first, so that the first is the last to go.
-        added = len(new)
-        if mark is not None:
-            added += self._put_mark(holding, mark)
-        blocks.update(zip(reversed(new), reversed(BLOCK_UNITS[held : len(hashes)]), strict=True))
-        deque(map(blocks.move_to_end, reversed(hashes[:held])), maxlen=0)
-        holding.units += units
+            holders = shard.setdefault(value, bit)
+            if holders != bit:
+                shard[value] = holders | bit
+        added += len(new)
         self._total += added
         self._make_room(holding, added)
-
-    def _put_mark(self, holding: _Holding, mark: int) -> int:
-        """How many blocks it adds. A mark takes no room on the server."""
-        if mark in holding.blocks:
-            holding.blocks.move_to_end(mark)
-            return 0
-        holding.blocks[mark] = 0
-        shard = self._table[mark & _SHARD_BITS]
-        shard[mark] = shard.get(mark, 0) | holding.bit
-        return 1
 
     def occupy(self, slot: int, units: int) -> None:
         holding = self._holdings[slot]
         units = min(units, holding.capacity)
         if units <= 0:
             return
-        # One entry that goes as a whole: what it stands for was written at one time.
-        self._unknown -= 1
-        holding.blocks[self._unknown] = units
-        holding.units += units
+        holding.occupy(units)
         self._total += 1
         self._make_room(holding, 1)
 
-    @staticmethod
-    def _held(blocks: OrderedDict[int, int], hashes: Sequence[int]) -> int:
-        """How many of the leading hashes are held."""
-        if not hashes or hashes[0] not in blocks:
-            return 0
-        low, high = 0, len(hashes)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if hashes[middle] in blocks:
-                low = middle
-            else:
-                high = middle
-        return high
-
     # Making room.
 
-    def _make_room(self, holding: _Holding, added: int) -> None:
+    def _make_room(self, holding: Holding, added: int) -> None:
         if holding.units > holding.capacity:
             self._evicted += self._drop(holding, added + _UPKEEP_BLOCKS, holding.capacity)
         if self._leaving:
@@ -253,7 +209,7 @@ class ApproximateIndex:
         while self._total > self._max_blocks:
             self._give_way(self._total - self._max_blocks, holding)
 
-    def _give_way(self, blocks: int, growing: _Holding) -> None:
+    def _give_way(self, blocks: int, growing: Holding) -> None:
         """The leaving endpoints first. Without them some endpoint is above the equal share, or all would fit.
 
         A few are looked at for one above it, in turn, so that one that has grown too large and now rests is found some
@@ -265,11 +221,11 @@ class ApproximateIndex:
         share = self._max_blocks // len(self._holdings)
         in_turn = self._next_victim
         few = _FEW_VICTIMS
-        while len(in_turn[0].blocks) <= share and (few or len(growing.blocks) <= share):
+        while in_turn[0].blocks <= share and (few or growing.blocks <= share):
             in_turn.rotate(-1)
             few = max(0, few - 1)
-        victim = in_turn[0] if len(in_turn[0].blocks) > share else growing
-        self._evicted += self._drop(victim, min(blocks, len(victim.blocks) - share))
+        victim = in_turn[0] if in_turn[0].blocks > share else growing
+        self._evicted += self._drop(victim, min(blocks, victim.blocks - share))
 
     def _clean_up(self, blocks: int) -> None:
         """Go on with the blocks of endpoints that were forgotten."""
@@ -282,23 +238,17 @@ class ApproximateIndex:
                 self._leaving.popleft()
                 self._free_bit(holding)
 
-    def _drop(self, holding: _Holding, most: int, until_units: int = -1) -> int:
+    def _drop(self, holding: Holding, most: int, until_units: int = -1) -> int:
         """Take out the oldest blocks: at most so many, and no more than brings the units down. How many it were."""
-        table, bit, pop = self._table, holding.bit, holding.blocks.popitem
-        units = holding.units
-        dropped = 0
-        for _ in range(min(most, len(holding.blocks))):
-            if units <= until_units:
-                break
-            value, size = pop(last=False)
-            units -= size
-            dropped += 1
-            if value >= 0:
-                shard = table[value & _SHARD_BITS]
-                holders = shard.pop(value)
-                if holders != bit:
-                    shard[value] = holders ^ bit
-        holding.units = units
+        before = holding.blocks
+        gone = holding.drop(most, until_units)
+        table, bit = self._table, holding.bit
+        for value in gone:
+            shard = table[value & _SHARD_BITS]
+            holders = shard.pop(value, bit)
+            if holders != bit:
+                shard[value] = holders & ~bit
+        dropped = before - holding.blocks
         self._total -= dropped
         return dropped
 
@@ -312,11 +262,11 @@ class ApproximateIndex:
         for each in self._holdings.values():
             live |= each.bit
         looked_at, only = 0, 0
-        for value, size in islice(reversed(holding.blocks.items()), _LOOKED_AT):
+        for value, size in holding.latest(_LOOKED_AT):
             looked_at += 1
             if value >= 0 and self._table[value & _SHARD_BITS].get(value, 0) & live == holding.bit:
                 only += size
-        return only * len(holding.blocks) / looked_at if looked_at else 0.0
+        return only * holding.blocks / looked_at if looked_at else 0.0
 
     def upkeep(self, blocks: int) -> None:
         """Do some of the clean-up now, for a caller with time to spare."""

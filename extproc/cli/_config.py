@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from extproc.config import Settings, load
 from extproc.config.check import check
+from extproc.config.codes import AUTOSCALE_PROFILE
 from extproc.config.problems import Severity
 from extproc.config.settings import AdminSettings, GrpcSettings
 
@@ -39,7 +40,9 @@ def settings_from(
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
     if not loaded.readable:
         raise typer.Exit(2)
-    if loaded.settings is None or (strict and any(problem.severity is Severity.ERROR for problem in problems)):
+    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
+    ours = any(problem.code == AUTOSCALE_PROFILE.name for problem in errors)
+    if loaded.settings is None or ours or (strict and errors):
         typer.echo("extproc: not started, because of the errors above", err=True)
         raise typer.Exit(1)
     if envoy is not None and loaded.kind == "own":

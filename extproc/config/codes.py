@@ -135,6 +135,12 @@ POOL_DEFAULT = define(
     "A request whose route names no pool goes to the default pool.",
     "set default_pool to the name of a pool",
 )
+AUTOSCALE_PROFILE = define(
+    "autoscale-profile",
+    ERROR,
+    "A pool would scale by thresholds that nobody chose.",
+    "write it with extproc calibrate, or remove the setting",
+)
 ENVOY_FIELD_UNKNOWN = define(
     "envoy-field-unknown",
     ERROR,

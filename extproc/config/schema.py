@@ -23,7 +23,12 @@ def validate(tree: Node) -> tuple[Settings | None, list[Finding]]:
     try:
         return Settings.model_validate(_without_empty(tree)), []
     except ValidationError as error:
-        return None, [_finding(tree, details) for details in error.errors(include_url=False)]
+        return None, findings_of(error, tree)
+
+
+def findings_of(error: ValidationError, tree: Node) -> list[Finding]:
+    """The mistakes that pydantic found in what a tree holds."""
+    return [_finding(tree, details) for details in error.errors(include_url=False)]
 
 
 def _without_empty(node: Node, *, keep: bool = False) -> Any:

@@ -7,44 +7,22 @@ it is the top level, and `pools.<name>.endpoints` lists them.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from extproc.endpoint import Address, split_host_port
+from extproc.config.autoscale_settings import AutoscaleSettings
+from extproc.config.discovery_settings import DiscoverySettings
+from extproc.config.section import Seconds, Section, model_names
+from extproc.endpoint import split_host_port
 from extproc.openai.understand import SESSION_FIELDS
 from extproc.pool.deadline import Bounds
 from extproc.prefix.approximate import BYTES_PER_BLOCK, DEFAULT_MAX_BLOCKS
 from extproc.scheduling.profiles import PROFILES
 
-_DNS_PORT = 53
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-def _model_names(value: object) -> object:
-    """A name, several with commas between, or a list, as a list."""
-    return [name for part in value.split(",") if (name := part.strip())] if isinstance(value, str) else value
-
-
-def _dns_server(text: str) -> Address:
-    """Raises ValueError for what is neither an IP address nor ip:port."""
-    try:
-        return Address.of(text.strip(), _DNS_PORT)
-    except ValueError:
-        pass
-    try:
-        return Address.parse(text)
-    except ValueError:
-        raise ValueError(f'"{text}" is not the address of a DNS server; write an IP address, or ip:port') from None
-
-
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """TLS of the gRPC port. With `client_ca_file` clients must present a certificate (mutual TLS)."""
 
     cert_file: str = Field(description="PEM certificate chain.")
@@ -52,7 +30,7 @@ class TlsSettings(_Section):
     client_ca_file: str | None = Field(None, description="PEM CA; set: clients must present a certificate of it.")
 
 
-class GrpcSettings(_Section):
+class GrpcSettings(Section):
     listen: str = Field("127.0.0.1:9002", description="host:port for ext_proc, access log and health over gRPC.")
     tls: TlsSettings | None = Field(None, description="Unset: plaintext HTTP/2.")
 
@@ -63,7 +41,7 @@ class GrpcSettings(_Section):
         return value
 
 
-class AdminSettings(_Section):
+class AdminSettings(Section):
     listen: str = Field(
         "127.0.0.1:9003",
         description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain, and for"
@@ -77,7 +55,7 @@ class AdminSettings(_Section):
         return value
 
 
-class ExchangeSettings(_Section):
+class ExchangeSettings(Section):
     response: Literal["auto", "close", "echo"] = Field(
         "auto",
         description="Full duplex exchanges only: end our stream after the request phase, so that only the access log"
@@ -87,7 +65,7 @@ class ExchangeSettings(_Section):
     )
 
 
-class ScrapeSettings(_Section):
+class ScrapeSettings(Section):
     interval_s: Seconds = Field(0.5, description="Time between two scrapes of one endpoint.")
     timeout_s: Seconds = Field(2.0, description="Total time for one scrape; scrapes of one endpoint never overlap.")
     stale_after_s: Seconds = Field(3.0, description="A sample older than this counts as unknown.")
@@ -111,7 +89,7 @@ class ScrapeSettings(_Section):
         return self
 
 
-class ModelsSettings(_Section):
+class ModelsSettings(Section):
     """Which models the servers serve. They are asked by the scheme, CA, time-out and token of the scrapes."""
 
     enabled: bool = Field(True, description="Ask each server for its models: GET /v1/models on its serving port.")
@@ -126,7 +104,7 @@ class ModelsSettings(_Section):
     )
 
 
-class DrainSettings(_Section):
+class DrainSettings(Section):
     """How servers are taken out. Of what runs there, (queue_s + prefill_s + max_tokens x token_interval_s) x margin is
     how long it may take, and the deadline of a drain for which none is given."""
 
@@ -164,7 +142,7 @@ class DrainSettings(_Section):
         return Bounds(self.max_tokens, self.token_interval_s, self.queue_s, self.prefill_s, self.margin)
 
 
-class ShedSettings(_Section):
+class ShedSettings(Section):
     """A rule of whom to turn away when all servers are full."""
 
     waiting: int = Field(
@@ -175,7 +153,7 @@ class ShedSettings(_Section):
     )
 
 
-class SchedulingSettings(_Section):
+class SchedulingSettings(Section):
     profile: str = Field("cache-aware", description="The rule that chooses; one of: " + ", ".join(PROFILES) + ".")
     profile_header: str | None = Field(
         None,
@@ -234,7 +212,7 @@ class SchedulingSettings(_Section):
         return value
 
 
-class EndpointSettings(_Section):
+class EndpointSettings(Section):
     """One server. In envoy.yaml these stand in the endpoint's `metadata.filter_metadata.extproc`."""
 
     address: str = Field(description="host:port; an IP, or a DNS name that is resolved again regularly.")
@@ -252,7 +230,7 @@ class EndpointSettings(_Section):
     @field_validator("model", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
-        return _model_names(value)
+        return model_names(value)
 
     @field_validator("address")
     @classmethod
@@ -263,125 +241,7 @@ class EndpointSettings(_Section):
         return value
 
 
-class FileDiscoverySettings(_Section):
-    """A file that lists the servers, read again when its content changes. docs/discovery.md shows what it may hold."""
-
-    path: str = Field(min_length=1, description="YAML or JSON file that lists the pool's servers.")
-    poll_s: Seconds = Field(1.0, description="Time between two looks at the file.")
-
-
-class SrvDiscoverySettings(_Section):
-    """DNS SRV records: they give the servers' ports too. They are asked for again when their TTL has passed, at the
-    latest after the pool's `dns_refresh_s`."""
-
-    name: str = Field(min_length=1, description="Name of the SRV records, as _http._tcp.vllm.example.")
-    servers: tuple[str, ...] = Field(
-        (), description="IP addresses (or ip:port) of the DNS servers to ask; empty: those of /etc/resolv.conf."
-    )
-    model: tuple[str, ...] = Field((), description="As endpoints[].model, for every server found.")
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="As endpoints[].metrics_port, for every server found."
-    )
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _names(cls, value: object) -> object:
-        return _model_names(value)
-
-    @field_validator("servers")
-    @classmethod
-    def _servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            _dns_server(text)
-        return value
-
-    @property
-    def server_addresses(self) -> tuple[Address, ...]:
-        """The DNS servers, with the port of DNS where none is given."""
-        return tuple(_dns_server(text) for text in self.servers)
-
-
-class KubernetesDiscoverySettings(_Section):
-    """The Kubernetes API: the pods behind a Service, of a label selector, or of an InferencePool; one of these three.
-    In a pod it is asked with its service account, else with a kubeconfig. docs/kubernetes.md has the role it needs."""
-
-    service: str | None = Field(None, min_length=1, description="The endpoints of this Service (its EndpointSlices).")
-    selector: str | None = Field(
-        None, min_length=1, description="The pods with these labels, as kubectl's -l: app=vllm,role!=decode; or a map."
-    )
-    inference_pool: str | None = Field(
-        None, min_length=1, description="The pods and ports of this InferencePool (inference.networking.k8s.io/v1)."
-    )
-    namespace: str | None = Field(
-        None, min_length=1, description="Where they are; unset: our own, or the kubeconfig's."
-    )
-    port: tuple[int | str, ...] = Field(
-        (),
-        description="Port of the servers: a number, or the name of a port of the Service or the pods. A list: each port"
-        " of a pod is a server of its own. Needed with selector; with service only if that has several ports.",
-    )
-    family: Literal["v4_preferred", "v6_preferred", "v4_only", "v6_only"] = Field(
-        "v4_preferred", description="Which one address counts of a pod that has IPv4 and IPv6."
-    )
-    kubeconfig: str | None = Field(
-        None,
-        min_length=1,
-        description="Path of a kubeconfig; unset: the pod's service account, or else ~/.kube/config.",
-    )
-    context: str | None = Field(None, min_length=1, description="Context of the kubeconfig; unset: its current one.")
-    resync_s: Annotated[float, Field(ge=5, allow_inf_nan=False)] = Field(
-        60.0, description="All is listed anew so often (+-10 %), beside what the watch tells at once."
-    )
-
-    @field_validator("selector", mode="before")
-    @classmethod
-    def _labels(cls, value: object) -> object:
-        return ",".join(f"{key}={label}" for key, label in value.items()) if isinstance(value, dict) else value
-
-    @field_validator("port", mode="before")
-    @classmethod
-    def _ports(cls, value: object) -> object:
-        ports = list(value) if isinstance(value, list | tuple) else [value]
-        for index, port in enumerate(ports):
-            if isinstance(port, str) and port.isascii() and port.isdigit():
-                ports[index] = port = int(port)
-            number = isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= 65535
-            if not number and not (isinstance(port, str) and port):
-                raise ValueError(f"{port!r} is no port; write a number from 1 to 65535, or the name of a port")
-        return ports
-
-    @model_validator(mode="after")
-    def _one_of_three(self) -> KubernetesDiscoverySettings:
-        ways = ("service", "selector", "inference_pool")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = "sets nothing to look for" if not given else f"sets {' and '.join(given)} together"
-            raise ValueError(f"{found}; set one of: {', '.join(ways)}")
-        if self.selector is not None and not self.port:
-            raise ValueError("selector needs a port: add port: 8000, or the name of a container's port")
-        if self.inference_pool is not None and self.port:
-            raise ValueError("the InferencePool names the ports itself; remove port")
-        return self
-
-
-class DiscoverySettings(_Section):
-    """Where the servers of a pool come from, when they are not listed in the configuration: one of these."""
-
-    file: FileDiscoverySettings | None = Field(None, description="From a file that is watched.")
-    srv: SrvDiscoverySettings | None = Field(None, description="From DNS SRV records.")
-    kubernetes: KubernetesDiscoverySettings | None = Field(None, description="From the Kubernetes API.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> DiscoverySettings:
-        known = list(type(self).model_fields)
-        given = [name for name in known if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = "sets nothing" if not given else f"sets {' and '.join(given)} together"
-            raise ValueError(f"{found}; set one of: {', '.join(known)}")
-        return self
-
-
-class PoolSettings(_Section):
+class PoolSettings(Section):
     endpoints: tuple[EndpointSettings, ...] = Field(
         (), description="The pool's servers. In envoy.yaml they come from the cluster of the pool's name."
     )
@@ -391,6 +251,9 @@ class PoolSettings(_Section):
     scrape: ScrapeSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     models: ModelsSettings | None = Field(None, description="Overrides the top-level section for this pool.")
     scheduling: SchedulingSettings | None = Field(None, description="Overrides the top-level section for this pool.")
+    autoscale: AutoscaleSettings | None = Field(
+        None, description="How many servers the pool should have is recommended (docs/autoscale.md); unset: it is not."
+    )
     dns_family: Literal["auto", "v4_only", "v6_only", "v4_preferred", "all"] = Field(
         "all",
         description="Which addresses of a DNS name count, as Envoy's dns_lookup_family; auto: IPv6 if there is any,"
@@ -412,7 +275,7 @@ class PoolSettings(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     grpc: GrpcSettings = Field(default_factory=lambda: GrpcSettings())
     admin: AdminSettings = Field(default_factory=lambda: AdminSettings())
     exchange: ExchangeSettings = Field(default_factory=lambda: ExchangeSettings())

@@ -13,8 +13,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 from extproc.config import endpoints_file
+from extproc.config.discovery_settings import FileDiscoverySettings
 from extproc.config.problems import in_a_line
-from extproc.config.settings import FileDiscoverySettings, PoolSettings
+from extproc.config.settings import PoolSettings
 from extproc.discovery.listed import ListedSource, Resolver, system_resolver
 from extproc.discovery.source import EndpointSet
 from extproc.discovery.watched import Content, contents

@@ -14,7 +14,8 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
-from extproc.config.settings import PoolSettings, SrvDiscoverySettings
+from extproc.config.discovery_settings import SrvDiscoverySettings
+from extproc.config.settings import PoolSettings
 from extproc.discovery.dns_client import DnsClient, DnsError, SrvRecord
 from extproc.discovery.failing import Failing
 from extproc.discovery.source import EndpointSet

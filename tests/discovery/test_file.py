@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from extproc.cli.check import check
 from extproc.config import load
+from extproc.config.discovery_settings import DiscoverySettings, FileDiscoverySettings
 from extproc.config.endpoints_file import read
-from extproc.config.settings import DiscoverySettings, FileDiscoverySettings, PoolSettings
+from extproc.config.settings import PoolSettings
 from extproc.discovery import watched
 from extproc.discovery.choose import source_of
 from extproc.discovery.file import FileSource

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from extproc.config.settings import DiscoverySettings, KubernetesDiscoverySettings, PoolSettings
+from extproc.config.discovery_settings import DiscoverySettings, KubernetesDiscoverySettings
+from extproc.config.settings import PoolSettings
 from extproc.discovery.choose import source_of
 from extproc.discovery.kubernetes import connection
 from extproc.discovery.kubernetes.connection import Connection, Query, refusal

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from extproc.config.settings import DiscoverySettings, PoolSettings, SrvDiscoverySettings
+from extproc.config.discovery_settings import DiscoverySettings, SrvDiscoverySettings
+from extproc.config.settings import PoolSettings
 from extproc.discovery.choose import source_of
 from extproc.discovery.dns_client import DnsClient, DnsError
 from extproc.discovery.source import EndpointSet

@@ -10,13 +10,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from extproc.config.settings import (
-    EndpointSettings,
+from extproc.config.discovery_settings import (
     FileDiscoverySettings,
     KubernetesDiscoverySettings,
-    PoolSettings,
     SrvDiscoverySettings,
 )
+from extproc.config.settings import EndpointSettings, PoolSettings
 from extproc.discovery.file import FileSource
 from extproc.discovery.kubernetes.source import KubernetesSource
 from extproc.discovery.listed import ListedSource

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import aiohttp
 import orjson
 
-from extproc.config.settings import KubernetesDiscoverySettings
+from extproc.config.discovery_settings import KubernetesDiscoverySettings
 from extproc.discovery.kubernetes.objects import Json
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

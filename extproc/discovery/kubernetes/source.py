@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from extproc.config.settings import KubernetesDiscoverySettings
+from extproc.config.discovery_settings import KubernetesDiscoverySettings
 from extproc.discovery.kubernetes.connection import Connection, Query, Reader, load_client
 from extproc.discovery.kubernetes.members import Members, of_pods, of_slices
 from extproc.discovery.kubernetes.mirror import Mirror

@@ -24,10 +24,12 @@ from aiohttp import web
 from extproc import __version__
 from extproc.admin import explain
 from extproc.admin import http as admin_http
+from extproc.admin.autoscale_metrics import AutoscaleCollector
 from extproc.admin.drain_file import DrainFile
 from extproc.admin.drains import DrainDesk
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.status import status
+from extproc.autoscaling import Autoscaling
 from extproc.config.settings import DrainSettings, EndpointSettings, PoolSettings, Settings
 from extproc.discovery.choose import source_of
 from extproc.discovery.config_file import ConfigFile, Followed
@@ -78,6 +80,7 @@ class App:
         self._started_s = clock()
         self._stopping = False
         self._was_ready = False
+        self._process = secrets.token_hex(8)  # by which peers tell this process from others
         # Pick ids come back through Envoy, perhaps to a successor of this process: the prefix tells ours apart.
         self.router = Router(
             [_plan(name, pool, settings, time.time() - clock()) for name, pool in settings.pools.items()],
@@ -108,6 +111,9 @@ class App:
                 for name, pool in settings.pools.items()
             }
             self._sources = {name: source_of(pool) for name, pool in settings.pools.items()}
+            self._autoscaling = Autoscaling(
+                self.router, settings, process=self._process, clock=clock, counting=lambda: not self._stopping
+            )
         except ValueError as error:
             raise listener.ListenError(str(error)) from error
         self._config_file = ConfigFile(followed, settings, self._relist) if followed is not None else None
@@ -130,7 +136,8 @@ class App:
                 self.ready,
                 clock,
                 self._failing,
-            )
+            ),
+            AutoscaleCollector(self._autoscaling),
         )
 
     def ready(self) -> bool:
@@ -166,6 +173,7 @@ class App:
             failing=self._failing(),
             config_file=self._config_file.status() if self._config_file is not None else None,
             eds=self._eds.status(),
+            autoscale=self._autoscaling,
         )
 
     async def run(self, stop: asyncio.Event, started: Callable[[App], None] = lambda app: None) -> None:
@@ -223,6 +231,7 @@ class App:
         """The coroutines that run beside the request path, by task name."""
         coroutines: dict[str, Any] = {"readiness": self._log_readiness(), "drains": self._drains.watch(_DRAINS_TICK_S)}
         coroutines["eds"] = self._eds.run()
+        coroutines |= self._autoscaling.background()
         if self._config_file is not None:
             coroutines["configuration"] = self._config_file.run()
         for name, source in self._sources.items():
@@ -231,6 +240,8 @@ class App:
             if name in self._model_pollers:
                 pollers.append(self._model_pollers[name])
                 coroutines[f"models {name}"] = self._model_pollers[name].run()
+            if name in self._autoscaling.versions:
+                pollers.append(self._autoscaling.versions[name])
             coroutines[f"probe {name}"] = self._probers[name].run()
             coroutines[f"discover {name}"] = self._discover(self.router.plans[name].pool, source, pollers)
         return coroutines
@@ -290,6 +301,8 @@ class App:
             explain=lambda request: explain.explanation(self.router, request, self._clock()),
             decisions=lambda limit: explain.decisions(self.router, limit, self._clock()),
             drains=self._drains,
+            autoscale=self._autoscaling,
+            offered=self._offered,
         )
 
     def _announce(self) -> None:
@@ -318,6 +331,10 @@ class App:
             failing=lambda asked: bool(self._sources[names[asked]].failing),
             clock=self._clock,
         )
+
+    def _offered(self) -> dict[str, Any]:
+        """What peers are told: the requests that came to this process since its start, by pool."""
+        return {"id": self._process, "pools": {name: self.router.ledger.requests(name) for name in self.router.plans}}
 
     def _failing(self) -> dict[str, Mapping[str, str]]:
         return {name: source.failing for name, source in self._sources.items()}

@@ -1,4 +1,4 @@
-"""The admin HTTP server: /metrics, /healthz, /readyz, /status, /explain, /decisions, and drains."""
+"""The admin HTTP server: /metrics, /healthz, /readyz, /status, /explain, /decisions, drains and recommendations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from extproc.admin import drain_pages
+from extproc.admin import autoscale_pages, drain_pages
 from extproc.admin.drains import DrainDesk
 from extproc.admin.explain import UnknownNameError, request_of
+from extproc.autoscale.latest import Explained
 from extproc.request import RawRequest
 
 INDEX = f"""extproc admin
@@ -22,7 +23,7 @@ INDEX = f"""extproc admin
   /metrics    for Prometheus
   /healthz    200 while the process runs
   /readyz     200 while Envoy may send requests here, else 503
-{drain_pages.INDEX}"""
+{drain_pages.INDEX}{autoscale_pages.INDEX}"""
 DECISIONS_SHOWN = 20
 
 
@@ -35,6 +36,8 @@ class Answers:
     explain: Callable[[RawRequest], Mapping[str, Any]]  # raises UnknownNameError
     decisions: Callable[[int], list[dict[str, Any]]]  # the newest so many
     drains: DrainDesk | None = None  # None: they are not served
+    autoscale: Explained | None = None  # None: recommendations are not served
+    offered: Callable[[], Mapping[str, Any]] = dict  # for peers; see `telemetry.peers`
 
 
 def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes: int) -> web.Application:
@@ -83,6 +86,7 @@ def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes
             web.post("/explain", explain),
             web.get("/decisions", decisions),
             *(drain_pages.routes(answers.drains) if answers.drains is not None else ()),
+            *(() if answers.autoscale is None else autoscale_pages.routes(answers.autoscale, answers.offered)),
         ]
     )
     return app

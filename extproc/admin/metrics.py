@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from extproc.pool.drain import Phase
 from extproc.pool.drains import ENDINGS
@@ -61,11 +62,17 @@ class RouterCollector:
     def _requests(self) -> Iterator[Metric]:
         ledger = self._router.ledger
         picks = CounterMetricFamily("extproc_picks", "Requests routed.", labels=["pool"])
+        requests = CounterMetricFamily(
+            "extproc_pool_requests",
+            "Requests that came for the pool, those that nobody could serve included.",
+            labels=["pool"],
+        )
         panics = CounterMetricFamily(
             "extproc_panic_picks", "Requests routed although every endpoint looked bad.", labels=["pool"]
         )
         for pool in self._router.plans:
             picks.add_metric([pool], ledger.picks[pool])
+            requests.add_metric([pool], ledger.requests(pool))
             panics.add_metric([pool], ledger.panics[pool])
         rejections = CounterMetricFamily("extproc_rejections", "Requests that we answered.", labels=["reason"])
         for reason, count in ledger.rejections.items():
@@ -77,7 +84,7 @@ class RouterCollector:
         )
         for (pool, outcome), count in ledger.outcomes.items():
             outcomes.add_metric([pool, str(outcome)], count)
-        yield from (picks, panics, rejections, outcomes)
+        yield from (picks, requests, panics, rejections, outcomes)
         yield CounterMetricFamily(
             "extproc_moved_requests", "Requests that ran on another server than the first choice.", value=ledger.moved
         )
@@ -212,10 +219,11 @@ _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily]
 }
 
 
-def registry(collector: RouterCollector) -> CollectorRegistry:
+def registry(*collectors: Collector) -> CollectorRegistry:
     """A registry of its own: several services can live in one process."""
     result = CollectorRegistry(auto_describe=False)
-    result.register(collector)
+    for collector in collectors:
+        result.register(collector)
     ProcessCollector(registry=result)
     PlatformCollector(registry=result)
     GCCollector(registry=result)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from extproc.admin.drain_view import view
+from extproc.autoscale.latest import Explained
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.router import PoolPlan, Router
@@ -30,12 +31,14 @@ def status(
     failing: Mapping[str, Mapping[str, str]] | None = None,
     eds: Mapping[str, Any] | None = None,
     config_file: Mapping[str, Any] | None = None,
+    autoscale: Explained | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """The whole status. Ages are in seconds; null means unknown, never zero.
 
     `failing`: by pool, what its discovery cannot find out (a DNS name, a file), and why. `eds`: what Envoys are told of
-    endpoints. `config_file`: whether changes of it could be followed; None: they are not.
+    endpoints. `config_file`: whether changes of it could be followed; None: they are not. `autoscale`: the
+    recommendations.
     """
     ledger, failing = router.ledger, failing or {}
     return {
@@ -45,10 +48,11 @@ def status(
         "time": wall_clock(),
         "warnings": _warnings(router, now, access_log, failing)
         + _discovery_warnings(eds or {})
-        + _unfollowed(config_file or {}),
+        + _unfollowed(config_file or {})
+        + _autoscale_warnings(autoscale),
         "pools": {
             name: _pool(plan, now, wall_clock(), failing.get(name, {}))
-            | {"prompts": _prompts(router.placements[name].tally)}
+            | {"prompts": _prompts(router.placements[name].tally), "autoscale": _autoscale(autoscale, name)}
             for name, plan in router.plans.items()
         },
         "streams": streams,
@@ -82,6 +86,16 @@ def _pool(plan: PoolPlan, now: float, wall_now: float, failing: Mapping[str, str
         },
         "leaving": [{"address": str(m.address), "in_flight": m.in_flight} for m in plan.pool.leaving],
     }
+
+
+def _autoscale(latest: Explained | None, pool: str) -> dict[str, Any] | None:
+    """In short; `/autoscale/v1/pools` tells all. None: the pool gets no recommendations."""
+    if latest is None or pool not in latest.names:
+        return None
+    found = latest.get(pool)
+    if found is None:
+        return {"desired": None, "stale": True, "verdict": None, "reason": "the pool was not looked at yet"}
+    return {"desired": found.desired, "stale": found.stale, "verdict": found.verdict, "reason": found.reason}
 
 
 def _prompts(tally: Tally) -> dict[str, Any]:
@@ -200,6 +214,12 @@ def _discovery_warnings(eds: Mapping[str, Any]) -> list[str]:
         if each["unknown"]:
             out.append(f"Envoy {each['node']!r} asks for the endpoints of {', '.join(each['unknown'])}: no pool here")
     return out
+
+
+def _autoscale_warnings(latest: Explained | None) -> list[str]:
+    if latest is None:
+        return []
+    return [f"pool {name}: autoscaling: {each}" for name in latest.names for each in latest.remarks(name).warnings]
 
 
 def _unfollowed(config_file: Mapping[str, Any]) -> list[str]:

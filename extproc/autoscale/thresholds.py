@@ -49,6 +49,7 @@ class Calibration:
     uncached_tokens: float | None = None  # of its prompts, what was computed: mean
     output_tokens: float | None = None  # mean
     kv_tokens: float | None = None  # room of the server's KV cache
+    tightened_to: float = 1.0  # share of the rate that it allows; see `tightening`
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -57,6 +58,8 @@ class Calibration:
             raise ValueError("the steps of a calibration must have rising rates")
         if not (isfinite(self.knee_per_s) and self.knee_per_s > 0.0):
             raise ValueError(f"the knee of a calibration is a rate above 0, not {self.knee_per_s}")
+        if not 0.0 < self.tightened_to <= 1.0:
+            raise ValueError(f"tightened_to is a share above 0, at most 1, not {self.tightened_to}")
 
     def at(self, rate_per_s: float) -> Thresholds:
         """What was read at this rate, by a straight line between the steps around it, and the outermost beyond them."""
@@ -80,7 +83,8 @@ class Calibration:
         """The thresholds when load may grow by so many requests/s each second, per server, for so long."""
         ahead = max(0.0, growth_per_s2) * max(0.0, lead_s)
         ahead = ahead if isfinite(ahead) else self.knee_per_s
-        return self.at(max(self.knee_per_s - ahead, LEAST_RATIO * self.knee_per_s))
+        rate_per_s = (self.knee_per_s - ahead) * self.tightened_to
+        return self.at(max(rate_per_s, LEAST_RATIO * self.knee_per_s))
 
     def _read(self, name: str, rate_per_s: float) -> float | None:
         points = [(step.rate_per_s, getattr(step, name)) for step in self.steps if getattr(step, name) is not None]

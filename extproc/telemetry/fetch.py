@@ -124,6 +124,18 @@ async def fetch(
         return ScrapeFailure(kind, f"{url}: {reason}", at_s)
 
 
+async def whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
+    """The body; None: it is longer than that."""
+    pieces, left = [], max_bytes
+    async for piece in response.content.iter_any():
+        left -= len(piece)
+        if left < 0:
+            response.close()
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 def _read_token(path: str) -> str:
     """A few bytes from a mounted file, anew for each scrape: tokens are rotated in place."""
     token = Path(path).read_text("utf-8", "replace").strip()

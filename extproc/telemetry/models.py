@@ -21,7 +21,7 @@ import aiohttp
 
 from extproc.config.settings import ModelsSettings, ScrapeSettings
 from extproc.endpoint import Address, Endpoint, format_host
-from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch
+from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, whole
 from extproc.telemetry.loops import EndpointLoops, Identity
 from extproc.telemetry.model_list import read_models
 
@@ -119,7 +119,7 @@ class ModelsPoller(EndpointLoops):
 
     async def _ask(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> frozenset[str] | ScrapeFailure:
         async def read(response: aiohttp.ClientResponse, at_s: float) -> frozenset[str] | ScrapeFailure:
-            page = await _whole(response)
+            page = await whole(response, MAX_BYTES)
             models = None if page is None else read_models(page)
             if models is None:
                 return ScrapeFailure(FailureKind.BROKEN, f"{response.url}: no list of models", at_s, status=200)
@@ -138,18 +138,6 @@ class ModelsPoller(EndpointLoops):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s - least_s):
                 await wake.wait()
-
-
-async def _whole(response: aiohttp.ClientResponse) -> bytes | None:
-    """The body; None: it is longer than MAX_BYTES."""
-    pieces, left = [], MAX_BYTES
-    async for piece in response.content.iter_any():
-        left -= len(piece)
-        if left < 0:
-            response.close()
-            return None
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _answer(waiting: list[asyncio.Future[None]]) -> None:

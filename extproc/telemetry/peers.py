@@ -1,0 +1,96 @@
+"""How many requests have come to the other processes of this service, asked again and again?
+
+One loop a process (see `loops`), on its admin port. The page that is asked for is in `admin.autoscale_pages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+import aiohttp
+import orjson
+
+from extproc.config.settings import ScrapeSettings
+from extproc.endpoint import Endpoint
+from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, whole
+from extproc.telemetry.loops import EndpointLoops, Identity
+
+PATH = "/autoscale/v1/offered"
+TIMEOUT_S = 2.0
+_MOST_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCounts:
+    """What a process says."""
+
+    process: str  # which one it is; another one after a restart
+    requests: Mapping[str, float]  # since its start, by pool
+
+
+class PeerSink(Protocol):
+    """Told every result, on the event loop."""
+
+    def on_counts(self, endpoint: Endpoint, counts: PeerCounts) -> None:
+        """What it said."""
+
+    def on_no_counts(self, endpoint: Endpoint, reason: str) -> None:
+        """No answer, or none that can be used."""
+
+
+class PeerPoller(EndpointLoops):
+    task_name = "peer"
+
+    def __init__(
+        self,
+        sink: PeerSink,
+        every_s: float,
+        clock: Callable[[], float],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(ScrapeSettings(timeout_s=TIMEOUT_S))
+        self._sink = sink
+        self._every_s = every_s
+        self._clock = clock
+        self._sleep = sleep
+
+    def _identity(self, endpoint: Endpoint) -> Identity:
+        return endpoint.address.text, (endpoint.address.text, None)
+
+    async def _loop(self, session: aiohttp.ClientSession, identity: Identity) -> None:
+        while True:
+            found = await self._ask(session, self._endpoints[identity])
+            endpoint = self._endpoints[identity]
+            if isinstance(found, ScrapeFailure):
+                self._sink.on_no_counts(endpoint, found.detail)
+            else:
+                self._sink.on_counts(endpoint, found)
+            await self._sleep(self._every_s)
+
+    async def _ask(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> PeerCounts | ScrapeFailure:
+        async def read(response: aiohttp.ClientResponse, at_s: float) -> PeerCounts | ScrapeFailure:
+            counts = counts_of(await whole(response, _MOST_BYTES) or b"")
+            if counts is None:
+                return ScrapeFailure(FailureKind.BROKEN, f"{response.url}: no counts of a process of extproc", at_s)
+            return counts
+
+        page = Page(endpoint.address.text, PATH, "application/json")
+        return await fetch(session, page, self._settings, self._clock, read)
+
+
+def counts_of(body: bytes) -> PeerCounts | None:
+    """None: it is not what a process of ours says."""
+    try:
+        told = orjson.loads(body)
+        process, pools = told["id"], told["pools"]
+        requests = {str(name): float(count) for name, count in pools.items()}
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    if not isinstance(process, str) or not process or not all(isfinite(n) and n >= 0.0 for n in requests.values()):
+        return None
+    return PeerCounts(process, requests)

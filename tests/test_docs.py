@@ -8,7 +8,10 @@ from random import Random
 
 import pytest
 
+from extproc.admin.autoscale_metrics import AutoscaleCollector
 from extproc.admin.metrics import RouterCollector, registry
+from extproc.autoscaling import Autoscaling
+from extproc.config.settings import Settings
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
@@ -64,9 +67,10 @@ def exported_metrics() -> set[str]:
         1.0,
     )
     collector = RouterCollector(router, lambda: counts, Durations().cumulative, lambda: True, lambda: 1.0)
+    autoscaling = Autoscaling(router, Settings(), process="", clock=lambda: 1.0)
     names = {
         metric.name + ("_total" if metric.type == "counter" else "")
-        for metric in registry(collector).collect()
+        for metric in registry(collector, AutoscaleCollector(autoscaling)).collect()
         if metric.name.startswith("extproc_")
     }
     assert len(names) > 10

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,15 +29,22 @@ class ArmFailedError(Exception):
     """An arm did not start, answered wrongly or died; the message says which and shows the end of its log."""
 
 
+_PORTS = range(12_000, 20_000)  # below those that the system gives to outgoing connections, and those of the tests
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listened on a moment ago."""
+    """Ports of 127.0.0.1 that nothing listened on a moment ago, at random."""
     with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, 1000):
+            if len(ports) == count:
+                break
             sock = stack.enter_context(socket.socket())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", 0))
-            ports.append(int(sock.getsockname()[1]))
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                sock.listen()
+                ports.append(port)
         return ports
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import compress
 
 from extproc.prefix.blocks import blocks_within
 from extproc.prefix.holding import UNBOUNDED, Holding
@@ -38,9 +39,10 @@ _SHARD_BITS = _SHARDS - 1
 # Clean-up and shrinking beside an insert: this many blocks, and as many again per new one.
 _UPKEEP_BLOCKS = 128
 _FEW_VICTIMS = 4  # looked at per insert
-_BITS_OF_BYTE = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
-_FEW_BITS = 16  # are quicker taken one by one than byte by byte
+_FEW_BITS = 32  # are quicker taken one by one than all looked at
 _MEMO_MASKS = 64
+_MEMO_SETS = 512
+_BINARY = bytes.maketrans(b"01", b"\0\1")
 _LOOKED_AT = 4096  # blocks, to estimate what one endpoint alone holds
 
 
@@ -59,6 +61,7 @@ class ApproximateIndex:
         self._free_bits: list[int] = []
         self._leaving: deque[Holding] = deque()
         self._masks: dict[int, int] = {}  # the caller's slots -> our bits, for the masks seen of late
+        self._sets: dict[int, Sequence[int]] = {}  # our bits -> slots, for the sets seen of late
         self._total = 0  # blocks, the leaving ones included
         self._leaving_blocks = 0
         self._evicted = 0
@@ -98,6 +101,7 @@ class ApproximateIndex:
         if self._free_bits:
             number = heapq.heappop(self._free_bits)
             self._slot_of_bit[number] = slot
+            self._sets.clear()
         else:
             number = len(self._slot_of_bit)
             self._slot_of_bit.append(slot)
@@ -124,38 +128,50 @@ class ApproximateIndex:
         if bits is None:
             bits = self._bits_of(slots_mask)
         table = self._table
-        last = len(hashes) - 1
-        holders = table[hashes[0] & _SHARD_BITS].get(hashes[0], 0) & bits
-        held = 0  # a block known to be held by all of them
+        value = hashes[0]
+        holders = table[value & _SHARD_BITS].get(value, 0) & bits
+        low, last = 0, len(hashes) - 1  # all of `holders` hold the block at `low`
         while holders:
-            # Find `low` and `high = low + 1`, held by all of the holders and not.
-            low, step = held, 1
-            high = low + 1
-            while high <= last and table[hashes[high] & _SHARD_BITS].get(hashes[high], 0) & holders == holders:
+            # Find the next block, `high`, that not all of them hold; `still` are those that do.
+            high, step, still = low + 1, 1, 0
+            while high <= last:
+                value = hashes[high]
+                still = table[value & _SHARD_BITS].get(value, 0) & holders
+                if still != holders:
+                    break
                 low, step = high, step * 2
                 high = min(low + step, last) if low < last else last + 1
+            if high > last:
+                still = 0
             while high - low > 1:
                 middle = (low + high) // 2
-                if table[hashes[middle] & _SHARD_BITS].get(hashes[middle], 0) & holders == holders:
+                value = hashes[middle]
+                some = table[value & _SHARD_BITS].get(value, 0) & holders
+                if some == holders:
                     low = middle
                 else:
-                    high = middle
-            still = table[hashes[high] & _SHARD_BITS].get(hashes[high], 0) & holders if high <= last else 0
-            self._put(matched, holders ^ still, high)
-            holders, held = still, high
+                    high, still = middle, some
+            gone = holders ^ still
+            matched.update(dict.fromkeys(self._sets.get(gone) or self._slots_of(gone), high))
+            holders, low = still, high
         return matched
 
-    def _put(self, matched: dict[int, int], bits: int, blocks: int) -> None:
+    def _slots_of(self, bits: int) -> Sequence[int]:
+        """The slots that these bits stand for; remembered, for who holds a prefix changes less often than it is asked
+        for."""
         slots = self._slot_of_bit
         if bits.bit_count() < _FEW_BITS:
-            while bits:
-                lowest = bits & -bits
-                matched[slots[lowest.bit_length() - 1]] = blocks
-                bits ^= lowest
-            return
-        for number, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
-            for offset in _BITS_OF_BYTE[byte]:
-                matched[slots[number * 8 + offset]] = blocks
+            found, left = [], bits
+            while left:
+                lowest = left & -left
+                found.append(slots[lowest.bit_length() - 1])
+                left ^= lowest
+        else:
+            found = list(compress(slots, f"{bits:b}"[::-1].encode().translate(_BINARY)))
+        if len(self._sets) >= _MEMO_SETS:
+            self._sets.clear()
+        self._sets[bits] = found
+        return found
 
     def _bits_of(self, slots_mask: int) -> int:
         bits = 0

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from extproc.pb import accesslog_pb2, core_pb2, discovery_pb2, endpoint_pb2, ext_proc_pb2, health_pb2
+from extproc.pb import (
+    accesslog_pb2,
+    core_pb2,
+    discovery_pb2,
+    endpoint_pb2,
+    ext_proc_pb2,
+    externalscaler_pb2,
+    health_pb2,
+)
 from tests.support import typed_envoy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +57,7 @@ def test_generating_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_our_files_do_not_claim_the_paths_of_envoys_own() -> None:
     """case g12: a second package with envoy/config/core/v3/... in one descriptor pool would be refused"""
-    names = [module.DESCRIPTOR.name for module in (*FILES, health_pb2)]
+    names = [module.DESCRIPTOR.name for module in (*FILES, externalscaler_pb2, health_pb2)]
     assert all(name.startswith("extproc/pb/") for name in names)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
-
 from extproc.pb import health_pb2 as pb
-from extproc.rpc.call import EOF, Call, Handler
+from extproc.rpc.call import Call, Handler
 from extproc.rpc.status import AbortedError, Code
 from extproc.server import processor
+from extproc.server.unary import only_message
 
 LIVENESS = "liveness"
 READINESS = ("", processor.SERVICE, "readiness")
@@ -37,14 +36,14 @@ class Health:
         return pb.HealthCheckResponse.SERVING if self._ready() else pb.HealthCheckResponse.NOT_SERVING
 
     async def check(self, call: Call) -> None:
-        service = await _asked(call)
+        service = (await only_message(call, pb.HealthCheckRequest)).service
         status = self.status(service)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise AbortedError(Code.NOT_FOUND, f'no service "{service}" here')
         await call.write(pb.HealthCheckResponse(status=status).SerializeToString())
 
     async def watch(self, call: Call) -> None:
-        service = await _asked(call)
+        service = (await only_message(call, pb.HealthCheckRequest)).service
         said: Status | None = None
         while True:
             status = self.status(service)
@@ -52,17 +51,6 @@ class Health:
                 said = status
                 await call.write(pb.HealthCheckResponse(status=status).SerializeToString())
             await asyncio.sleep(WATCH_INTERVAL_S)
-
-
-async def _asked(call: Call) -> str:
-    """The name in the one message of a request."""
-    message = await call.read()
-    if message is EOF:
-        raise AbortedError(Code.INTERNAL, "a request without its message")
-    try:
-        return pb.HealthCheckRequest.FromString(message).service
-    except DecodeError as error:
-        raise AbortedError(Code.INTERNAL, "the request does not decode") from error
 
 
 def handlers(health: Health) -> dict[str, Handler]:

@@ -41,7 +41,7 @@ from extproc.router import PoolPlan, Router
 from extproc.rpc.server import Server
 from extproc.scheduling.profiles import PROFILES
 from extproc.scheduling.shedding import ShedRule
-from extproc.server import access_log, eds, health, listener, processor
+from extproc.server import access_log, eds, health, keda, listener, processor
 from extproc.sinks import ModelsSink, PoolSink
 from extproc.telemetry.loops import EndpointLoops
 from extproc.telemetry.models import ModelsPoller
@@ -128,6 +128,7 @@ class App:
             look_again=self._look_again,
             clock=clock,
         )
+        self._keda = keda.KedaScaler(self._autoscaling)
         self._registry = registry(
             RouterCollector(
                 self.router,
@@ -190,6 +191,7 @@ class App:
                 processor.handlers(self._processor),
                 access_log.handlers(self._access_log),
                 eds.handlers(self._eds),
+                keda.handlers(self._keda),
                 health.handlers(health.Health(self.ready)),
             ),
         )
@@ -205,6 +207,7 @@ class App:
                 self._stopping = True
                 log.info("stopping: not ready any more; the listener closes in %g s", self.settings.shutdown_notice_s)
                 await asyncio.sleep(self.settings.shutdown_notice_s)
+                self._keda.let_go()
                 await self._end_streams(server)
                 for task in background:
                     task.cancel()

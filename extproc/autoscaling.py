@@ -171,11 +171,9 @@ class _Scaled:
             if policy is not None:
                 self.recommender.policy = policy
                 self._log(logging.WARNING, f"the thresholds are tightened to {self._tightening.ratio:.0%}")
-        self.remarks = Remarks(self._warnings(), None if self._tightening is None else self._tightening.ratio)
-        for warning in self.remarks.warnings:
-            if warning not in self._told and len(self._told) < _MOST_TOLD:
-                self._told.add(warning)
-                self._log(logging.WARNING, warning)
+        self.remarks = Remarks(
+            (*self._mismatches(), *self._missing()), None if self._tightening is None else self._tightening.ratio
+        )
 
     def on_version(self, endpoint: Endpoint, version: str | None) -> None:
         if version is not None:
@@ -189,19 +187,29 @@ class _Scaled:
             return None
         return self._router.ledger.requests(self._pool.name) + others
 
-    def _warnings(self) -> tuple[str, ...]:
-        found: list[str] = []
-        if self._profile is not None:
-            there = {member.address for member in self._pool.members}
-            self._versions = {address: version for address, version in self._versions.items() if address in there}
-            found += mismatches(self._profile.server, self._pool.members, self._versions)
-        if self.peers is not None and self.peers.requests is None:
-            found += [f"how many requests come is unknown: peer {each}" for each in self.peers.failing]
-        return tuple(found)
+    def _mismatches(self) -> tuple[str, ...]:
+        """Each is logged once."""
+        if self._profile is None:
+            return ()
+        there = {member.address for member in self._pool.members}
+        self._versions = {address: version for address, version in self._versions.items() if address in there}
+        found = mismatches(self._profile.server, self._pool.members, self._versions)
+        for words in found:
+            if words not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(words)
+                self._log(logging.WARNING, words)
+        return found
+
+    def _missing(self) -> tuple[str, ...]:
+        """Peers; they tell the log themselves."""
+        if self.peers is None or self.peers.requests is not None:
+            return ()
+        return tuple(f"how many requests come is unknown: peer {each}" for each in self.peers.failing)
 
     def _tell(self, before: Recommendation | None, now: Recommendation) -> None:
         if now.desired is not None and (before is None or now.desired != before.desired):
-            self._log(logging.INFO, f"{now.desired} servers are recommended: {now.reason}")
+            servers = "1 server is" if now.desired == 1 else f"{now.desired} servers are"
+            self._log(logging.INFO, f"{servers} recommended: {now.reason}")
         if before is not None and now.desired is not None and now.stale and not before.stale:
             self._log(logging.WARNING, "nothing is recommended any more: the load of no server is known")
         if now.verdict is not None and now.verdict is not self._verdict:

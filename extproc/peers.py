@@ -77,7 +77,7 @@ class PoolPeers:
         answers[address] = reason
         if reason is not None and before != reason:
             log.warning(
-                "pool %s: peer %s does not tell how many requests come to it, so that is unknown: %s",
+                "pool %s: how many requests come is unknown: peer %s does not tell: %s",
                 self._pool,
                 address,
                 reason,

@@ -22,6 +22,7 @@ from extproc.telemetry.loops import EndpointLoops, Identity
 PATH = "/autoscale/v1/offered"
 TIMEOUT_S = 2.0
 _MOST_BYTES = 1024 * 1024
+_WORDS = {FailureKind.REFUSED: "connection refused", FailureKind.TIMEOUT: f"no answer within {TIMEOUT_S:g} s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class PeerPoller(EndpointLoops):
             found = await self._ask(session, self._endpoints[identity])
             endpoint = self._endpoints[identity]
             if isinstance(found, ScrapeFailure):
-                self._sink.on_no_counts(endpoint, found.detail)
+                self._sink.on_no_counts(endpoint, _WORDS.get(found.kind, found.detail))
             else:
                 self._sink.on_counts(endpoint, found)
             await self._sleep(self._every_s)

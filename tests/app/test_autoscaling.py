@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from extproc.app import App
@@ -18,6 +19,7 @@ from tests.app.test_application import QUICK, Running, settings, started
 from tests.autoscale.test_profile import GIVEN
 from tests.support.envoy_config import free_port
 from tests.support.ext_proc_client import BUFFERED, body
+from tests.support.keda_client import Pushes, Trigger, connect
 from tests.support.metrics_server import MetricsServer
 from tests.support.waiting import eventually
 
@@ -216,6 +218,41 @@ def test_a_profile_that_cannot_be_used_is_told_before_the_start(tmp_path: Path) 
         App(autoscaled(["127.0.0.1:1"], profile=str(tmp_path / "none.json")))
 
 
+async def test_keda_is_told_the_same_number_and_its_push_stream_ends_in_order(two: list[MetricsServer]) -> None:
+    async with (
+        started(autoscaled([server.address for server in two])) as running,
+        connect(running.app.grpc_address) as channel,
+    ):
+        await eventually(lambda: desired(running), "something is recommended")
+        trigger = Trigger(channel, {"pool": "vllm"})
+        assert await trigger.metrics_and_activity("s0-desired-replicas") == ([2000], True)
+        pushes = Pushes(trigger)
+        pushing = asyncio.create_task(pushes.run())
+        await eventually(lambda: pushes.heard == [True], "the push stream is open")
+        await running.ended()
+        await eventually(lambda: pushes.ends, "it has ended")
+        pushing.cancel()
+        await asyncio.gather(pushing, return_exceptions=True)
+    assert pushes.ends[0] is grpc.StatusCode.OK
+
+
+async def test_what_comes_to_a_process_that_stops_is_unknown_not_less(two: list[MetricsServer]) -> None:
+    """Envoy sends its requests elsewhere by then, which says nothing of the load."""
+    with_notice = autoscaled([server.address for server in two], other={"shutdown_notice_s": 2})
+    async with started(with_notice) as running:
+        await eventually(lambda: running.app.ready(), "ready")
+        await ask(running)
+        assert await requests_of(running) == 1
+        running.stop.set()
+
+        async def unknown() -> bool:
+            return await requests_of(running) is None
+
+        await eventually(unknown, "it stops")
+        offered = json.loads((await running.get("/autoscale/v1/offered"))[1])
+        assert offered["pools"] == {"vllm": 1}, "peers go on adding it up"
+
+
 # Peers
 
 
@@ -234,7 +271,6 @@ async def test_the_requests_of_peers_are_added_up_also_over_a_restart_and_unknow
     async with started(autoscaled(addresses, **with_peers)) as running:
         await eventually(lambda: running.app.ready(), "ready")
         assert await requests_of(running) is None, "the peer is not there"
-        await asyncio.sleep(0)
         plain = settings({"vllm": addresses}, admin={"listen": other})
         async with started(plain) as peer:
 
@@ -256,7 +292,7 @@ async def test_the_requests_of_peers_are_added_up_also_over_a_restart_and_unknow
             return (await look(running))[1]["warnings"]
 
         warnings = await eventually(lost, "it is missed")
-        assert any(f"peer {other}: " in each for each in warnings)
+        assert any(f"peer {other}: connection refused" in each for each in warnings)
         assert await requests_of(running) is None
         async with started(plain) as peer:
             await eventually(known, "its successor was heard")

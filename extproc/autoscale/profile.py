@@ -47,15 +47,26 @@ class StepRow(_Part):
     requests: Annotated[int, Field(ge=0)]
     errors: Annotated[int, Field(ge=0)] = 0
     met: bool  # it kept the target
+    certain: bool = True  # its requests show so with confidence; false: it was close
+    over: Annotated[int, Field(ge=0)] | None = None  # requests over the target
+    over_ratio_low: Ratio | None = None  # between these lies the part of all requests that is over it
+    over_ratio_high: Ratio | None = None
+    why: str = ""  # it was decided so
     waiting: Amount | None = None
     running: Amount | None = None
     kv_usage_ratio: Ratio | None = None
     prefill_tokens_per_s: Amount | None = None  # prompt tokens computed
     hit_ratio: Ratio | None = None  # of prompt tokens, those found in the cache
+    preemptions: Amount | None = None  # in all
+    ttft_mean_s: Amount | None = None
     ttft_p50_s: Amount | None = None
     ttft_p99_s: Amount | None = None
+    token_interval_mean_s: Amount | None = None
     token_interval_p50_s: Amount | None = None
     token_interval_p99_s: Amount | None = None
+    late_p99_s: Amount | None = None  # how late the client sent
+    prompt_tokens: Amount | None = None  # of a request, mean
+    output_tokens: Amount | None = None
 
 
 class Profile(_Part):
@@ -65,6 +76,10 @@ class Profile(_Part):
     made_at: str  # ISO 8601
     ttft_p99_target_s: Positive
     knee_per_s: Positive  # the highest rate that met the target
+    missed_per_s: Positive | None = None  # the lowest that missed it
+    idle_ttft_s: Amount | None = None  # with nothing else to do
+    idle_stay_s: Amount | None = None  # to the end of an answer
+    shared_prefix_ratio: Ratio = 0.0  # of each prompt, what all had in common
     server: Server
     lengths: Lengths
     steps: Annotated[tuple[StepRow, ...], Field(min_length=1)]  # by rising rate
@@ -85,8 +100,11 @@ class Profile(_Part):
                     running=row.running,
                     kv_usage_ratio=row.kv_usage_ratio,
                     prefill_tokens_per_s=row.prefill_tokens_per_s,
-                    ttft_s=row.ttft_p50_s,
-                    token_interval_s=row.token_interval_p50_s,
+                    # Little's law is one of means.
+                    ttft_s=row.ttft_p50_s if row.ttft_mean_s is None else row.ttft_mean_s,
+                    token_interval_s=(
+                        row.token_interval_p50_s if row.token_interval_mean_s is None else row.token_interval_mean_s
+                    ),
                 )
                 for row in self.steps
             ),

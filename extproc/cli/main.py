@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from extproc import __version__
+from extproc.cli.calibrate import calibrate
 from extproc.cli.check import check
 from extproc.cli.demo import demo
 from extproc.cli.drain import drain, undrain
 from extproc.cli.explain import explain
+from extproc.cli.scale import scale
 from extproc.cli.serve import serve
 from extproc.cli.simulate import simulate
 from extproc.cli.up import up
@@ -48,8 +50,10 @@ app.command("serve")(serve)
 app.command("explain")(explain)
 app.command("drain")(drain)
 app.command("undrain")(undrain)
+app.command("scale")(scale)
 app.command("vllm-sim")(vllm_sim)
 app.command("simulate")(simulate)
+app.command("calibrate")(calibrate)
 
 
 def main() -> None:

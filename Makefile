@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
+.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -19,6 +19,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)   ## real Envoy, the service, four simulated servers, traffic (CHECK=1: unattended, exits 0 if all is right)
 	$(BIN)/extproc demo $(if $(CHECK),--check)
+
+demo-autoscale: $(STAMP) ## servers start cold and go as the load rises and falls; three minutes (CHECK=1 as above)
+	$(BIN)/extproc demo --autoscale $(if $(CHECK),--check)
 
 test: $(STAMP)   ## all tests, those with real Envoy included
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)

@@ -16,6 +16,7 @@ from extproc.endpoint import split_host_port
 
 _TERM_S = 10.0  # from SIGTERM to SIGKILL
 _TICK_S = 0.05
+_LAST_S = 1.0  # what it left running may still be about to send its output elsewhere
 _LONGEST_LINE = 2000  # characters of a line of output that are told
 
 
@@ -102,16 +103,19 @@ class Commands:
                 selector.register(
                     stream, selectors.EVENT_READ, _Lines(stream, lambda line: self._tell(action, line), kept)
                 )
+            ended_s: float | None = None
             while True:
-                ended = process.poll() is not None  # before the last read
-                for key, _ in selector.select(0.0 if ended else _TICK_S):
+                if ended_s is None and process.poll() is not None:
+                    ended_s = time.monotonic()
+                for key, _ in selector.select(_TICK_S):
                     lines_of: _Lines = key.data
                     if not lines_of.read():
                         selector.unregister(key.fileobj)
-                if ended:
-                    break
                 now_s = time.monotonic()
-                if now_s > deadline_s and not timed_out:
+                if ended_s is not None:
+                    if not selector.get_map() or now_s > ended_s + _LAST_S:
+                        break
+                elif now_s > deadline_s and not timed_out:
                     timed_out, deadline_s = True, now_s + _TERM_S
                     _signal_group(process, signal.SIGTERM)
                 elif now_s > deadline_s and not killed:

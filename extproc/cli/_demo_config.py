@@ -52,18 +52,26 @@ def choose_ports(servers: int, data: int | None = None) -> tuple[Ports, list[str
     )
 
 
-def shipped() -> str:
-    """The text of the envoy.yaml that comes with the project."""
-    inside = files("extproc") / "shipped" / "envoy.yaml"  # in a wheel
+def shipped(name: str = "envoy.yaml") -> str:
+    """The text of a configuration that comes with the project."""
+    inside = files("extproc") / "shipped" / name  # in a wheel
     if inside.is_file():
         return inside.read_text(encoding="utf-8")
-    checkout = Path(str(files("extproc"))).parent / "envoy" / "envoy.yaml"
+    checkout = Path(str(files("extproc"))).parent / "envoy" / name
     return checkout.read_text(encoding="utf-8")
 
 
 def write(path: Path, ports: Ports) -> None:
-    """Write the shipped configuration with these ports to `path`, every text in quotes."""
-    document: dict[str, Any] = YAML(typ="safe").load(shipped())
+    """Write the shipped configuration with these ports to `path`."""
+    document = with_ports(shipped(), ports)
+    clusters = {cluster["name"]: cluster for cluster in document["static_resources"]["clusters"]}
+    _set_endpoints(clusters["vllm"], ports.servers)
+    dump(path, document)
+
+
+def with_ports(text: str, ports: Ports) -> dict[str, Any]:
+    """The configuration with these ports, but for those of the servers."""
+    document: dict[str, Any] = YAML(typ="safe").load(text)
     ours = document["node"]["metadata"]["extproc"]
     ours["grpc"]["listen"] = f"{HOST}:{ports.grpc}"
     ours["admin"]["listen"] = f"{HOST}:{ports.admin}"
@@ -71,8 +79,12 @@ def write(path: Path, ports: Ports) -> None:
     document["admin"]["address"] = _address(ports.envoy_admin)
     document["static_resources"]["listeners"][0]["address"] = _address(ports.data)
     clusters = {cluster["name"]: cluster for cluster in document["static_resources"]["clusters"]}
-    _set_endpoints(clusters["vllm"], ports.servers)
     _set_endpoints(clusters["extproc"], [ports.grpc])
+    return document
+
+
+def dump(path: Path, document: dict[str, Any]) -> None:
+    """Write it, every text in quotes."""
     yaml = YAML()
     yaml.width = 120
     # Envoy takes an unquoted "on" or "n" for a boolean, whatever YAML 1.2 says.

@@ -17,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from extproc.cli._demo_autoscale import AutoscaleDemo
     from extproc.cli._demo_config import Ports
     from extproc.cli._demo_fleet import Fleet
     from extproc.cli._demo_story import Story
@@ -45,12 +46,21 @@ def demo(
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Envoy's data port; default: 8080, or a free one.")
     ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Another script, of three minutes: servers start cold and go as the load rises and falls.",
+        ),
+    ] = False,
 ) -> None:
     """Show it at work on this machine: real Envoy, the service, simulated vLLM servers and clients.
 
     Servers get busy, die and come back, and the service itself dies; at the end it says what held, stays up, and tells
     which curl to try. Nothing outside this machine is used, and nothing is left behind.
     """
+    if autoscale and seconds is not None:
+        raise typer.BadParameter("the script of --autoscale has its own length", param_hint="--seconds")
     _require()
     from rich.console import Console
 
@@ -66,10 +76,22 @@ def demo(
     log_file = folder / "demo.log"
     logging.basicConfig(level=logging.INFO, format=_run.LOG_FORMAT, filename=log_file)
     logging.captureWarnings(True)
+    if autoscale:
+        from extproc.cli._demo_autoscale_config import MAX_REPLICAS
+
+        servers = MAX_REPLICAS + 1  # a new one may come while another one goes
     ports, moved = choose_ports(servers, port)
     if moved:
         _tell(console, f"Ports in use here, so others were taken: {', '.join(moved)}.")
-    run = _Demo(console, folder, ports, check=check, seconds=seconds or (_CHECK_SECONDS if check else _SHOW_SECONDS))
+    run: _Demo | AutoscaleDemo
+    if autoscale:
+        from extproc.cli._demo_autoscale import AutoscaleDemo
+
+        run = AutoscaleDemo(console, folder, ports, check=check)
+    else:
+        run = _Demo(
+            console, folder, ports, check=check, seconds=seconds or (_CHECK_SECONDS if check else _SHOW_SECONDS)
+        )
     code = 1
     try:
         _run.run_until_signal(run.main, at_once=run.at_once)

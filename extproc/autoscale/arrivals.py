@@ -17,6 +17,7 @@ from extproc.autoscale.reading import Offered
 
 PARTS = 6  # of a window: the points of the growth
 _MOST_MARKS = 1024
+_GROWTH_POINTS = 24  # at most: more cost time and tell little
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
 _RISES_KEPT = 24
@@ -34,6 +35,7 @@ class Arrivals:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._part_s = window_s / PARTS
+        self._lead_s = 0.0  # as it was last told
         self._marks: deque[_Mark] = deque(maxlen=_MOST_MARKS)  # one a part, by time
         self._last: _Mark | None = None  # the last look
         self._lengths: dict[str, tuple[float, float]] = {}  # tokens and when, by name
@@ -41,6 +43,7 @@ class Arrivals:
 
     def add(self, at_s: float, counts: Offered, lead_s: float) -> None:
         """A look at the counters. Counters that fell began anew: what was before is forgotten, except for lengths."""
+        self._lead_s = lead_s
         counts = Offered(*(known(getattr(counts, name)) for name in _NAMES))
         if self._last is not None:
             if at_s <= self._last.at_s:
@@ -65,14 +68,32 @@ class Arrivals:
         return None if rate is None else Measured(rate, max(0.0, now - self._last.at_s))
 
     def growth_per_s2(self, now: float) -> float | None:
-        """How much the rate grows each second (negative: falls), over two windows; None: too little is known."""
-        marks = [mark for mark in self._marks if mark.at_s >= now - 2 * self._window_s - self._part_s]
+        """How much the rate grows each second (negative: falls), over a lead, and two windows at least; None: too
+        little is known.
+
+        What is counted for a short time seems to grow by chance: the error of a slope falls with the length to the
+        power of 1.5. Nor does it grow faster than the last window is above the first one of this time: a step that is
+        over is no ramp.
+        """
+        span_s = max(2.0 * self._window_s, self._lead_s)
+        marks = [mark for mark in self._marks if mark.at_s >= now - span_s - self._part_s]
+        stride = 1 + max(0, len(marks) - 2) // _GROWTH_POINTS
+        marks = marks[::-1][::stride][::-1]
         points = []
         for before, after in pairwise(marks):
             rate = _rate(before, after)
             if rate is not None:
                 points.append(((before.at_s + after.at_s) / 2, rate))
-        return slope(points)
+        grows = slope(points)
+        if grows is None or grows <= 0.0:
+            return grows
+        first = next((mark for mark in marks if mark.at_s >= marks[0].at_s + self._window_s), None)
+        at_first = None if first is None else _rate(marks[0], first)
+        lately = self.rate_per_s(now)
+        if at_first is None or lately is None:
+            return None
+        apart_s = now - marks[0].at_s - self._window_s
+        return min(grows, max(0.0, lately.value - at_first) / apart_s) if apart_s > 0.0 else None
 
     def tokens(self, name: str, now: float) -> Measured | None:
         """A mean length, of a request or an answer: `prompt_tokens`, `uncached_tokens`, `output_tokens`. When nothing

@@ -1,8 +1,8 @@
 """How fast does a rate grow, if noise and single bursts are not growth?
 
 The slope of Theil and Sen: the median of the slopes between all pairs of points, which a few wild points do not move.
-A slope counts only when the points rise or fall together by more than chance would have it (Kendall's test, 5 % on
-both sides): a steady rate with noise has a slope of 0.
+A slope counts only when the points rise or fall together by more than chance would have it (Kendall's test, 1 % on
+both sides: it is asked every few seconds): a steady rate with noise has a slope of 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import isfinite, sqrt
 from statistics import median
 
 ENOUGH_POINTS = 6
-_CHANCE = 1.96  # standard deviations
+_CHANCE = 2.58  # standard deviations
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:

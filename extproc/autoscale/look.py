@@ -86,6 +86,8 @@ _STATES = {
 
 def _reading(key: str, member: Member, state: ServerState, now: float) -> ServerReading:
     sample = member.fresh_sample(now)
+    if state is ServerState.STALE and not member.health.reached:
+        state = ServerState.STARTING  # nobody listens there yet, or not as a server that is well
     if state is ServerState.READY and (sample is None or not sample.usable):
         state = ServerState.STALE
     if sample is None:

@@ -116,8 +116,10 @@ class Thresholds:
     def residence_s(self, uncached_tokens: float | None, output_tokens: float | None) -> float | None:
         """How long a request of these lengths is on a server that is loaded so; None: that is not known.
 
-        A longer prompt takes longer to its first token in proportion. Lengths that are not known are those of the
-        load test.
+        With the lengths of the load test it is what Little's law says of it: requests at once by rate. For others that
+        is scaled: a longer prompt takes longer to its first token in proportion, a longer answer longer from there.
+        Medians alone would tell too little: a token waits for the prompts of others now and then, and long, which no
+        median shows. Lengths that are not known are those of the load test.
         """
         output = self.output_tokens if output_tokens is None else output_tokens
         if self.ttft_s is None or self.token_interval_s is None or output is None:
@@ -125,7 +127,11 @@ class Thresholds:
         longer = 1.0
         if uncached_tokens is not None and self.uncached_tokens:
             longer = max(1.0, uncached_tokens / self.uncached_tokens)
-        return self.ttft_s * longer + output * self.token_interval_s
+        stay_s = self.ttft_s * longer + output * self.token_interval_s
+        if not (self.running and self.rate_per_s and self.output_tokens):
+            return stay_s
+        tested_s = self.ttft_s + self.output_tokens * self.token_interval_s
+        return self.running / self.rate_per_s * (stay_s / tested_s) if tested_s else stay_s
 
 
 # For a pool without a load test: low, so that a server too many is likelier than one too few.

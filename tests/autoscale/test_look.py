@@ -53,6 +53,19 @@ def test_states() -> None:
     assert look.read(9.0).count(ServerState.DRAINING) == 1
 
 
+def test_a_server_at_whose_port_nobody_listens_yet_starts_and_one_that_served_before_is_unknown() -> None:
+    """A server that loads its weights refuses connections: it is on its way, not lost."""
+    of = pool()
+    look = PoolLook(of, lambda: 7.0)
+    of.observe(ONE.address, page(1.0, 0.0))
+    for at_s in (1.5, 2.5, 3.5):
+        for endpoint in (ONE, TWO):
+            of.scrape_failed(endpoint.address, "connection refused", at_s, answered=False, refused=True)
+    assert [each.state for each in look.read(3.5).servers] == [ServerState.STALE, ServerState.STARTING]
+    of.observe(TWO.address, page(4.0, 0.0))
+    assert [each.state for each in look.read(4.0).servers] == [ServerState.STALE, ServerState.READY]
+
+
 def test_what_was_counted_stays_counted() -> None:
     of = pool()
     look = PoolLook(of, lambda: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, nan
 from random import Random
 
@@ -15,7 +16,7 @@ from extproc.autoscale.reading import Offered
 from extproc.autoscale.thresholds import LEAST_WAITING
 from extproc.autoscale.window import Window
 from extproc.pool.sample import Histogram
-from tests.autoscale.fleet import CALIBRATION
+from tests.autoscale.fleet import CALIBRATION, steps
 
 
 class TestAWindow:
@@ -99,6 +100,42 @@ class TestArrivals:
         assert arrivals.rate_per_s(190.0) is None
         assert arrivals.growth_per_s2(190.0) is None
 
+    @pytest.mark.parametrize("lead_s", [56.0, 176.0, 600.0])
+    def test_a_steady_ramp_has_its_growth(self, lead_s: float) -> None:
+        arrivals = Arrivals(60.0)
+        for i in range(400):
+            at_s = i * 5.0
+            arrivals.add(at_s, Offered(0.01 * at_s**2 / 2.0), lead_s)
+        growth = arrivals.growth_per_s2(at_s)
+        assert growth is not None
+        assert growth == pytest.approx(0.01, rel=0.1)
+
+    def test_a_step_is_soon_no_growth_any_more(self) -> None:
+        arrivals = Arrivals(60.0)
+        most = 0.0
+        for i in range(400):
+            at_s = i * 5.0
+            arrivals.add(at_s, Offered(4.0 * at_s + max(0.0, at_s - 900.0) * 4.0), 176.0)
+            rate, growth = arrivals.rate_per_s(at_s), arrivals.growth_per_s2(at_s)
+            if rate is not None and growth is not None:
+                most = max(most, rate.value + 176.0 * growth)
+        assert 8.0 < most <= 8.0 + 1.6 * 4.0, "while it may still be a ramp"
+        assert arrivals.growth_per_s2(at_s) == 0.0, "it is over"
+
+    def test_chance_is_hardly_ever_growth(self) -> None:
+        """Six requests a second for ten hours: at most one look of fifty sees growth, and then little of it."""
+        random, arrivals, count, due_s = Random(3), Arrivals(60.0), 0.0, 0.0
+        seen = []
+        for i in range(7200):
+            while due_s <= i * 5.0:
+                due_s += random.expovariate(6.0)
+                count += 1.0
+            arrivals.add(i * 5.0, Offered(count), 176.0)
+            if i % 12 == 0:
+                seen.append(max(0.0, arrivals.growth_per_s2(i * 5.0) or 0.0) * 176.0)
+        assert sum(rise > 0.0 for rise in seen) <= 0.02 * len(seen)
+        assert max(seen) < 2.0
+
 
 class TestFirstTokens:
     def test_only_what_was_observed_lately_counts(self) -> None:
@@ -141,6 +178,13 @@ class TestThresholds:
         assert knee.residence_s(None, None) == pytest.approx(2.0)
         assert knee.residence_s(1000.0, 190.0) == pytest.approx(4.0)
         assert knee.residence_s(2000.0, 90.0) == pytest.approx(2.2)
+
+    def test_how_long_requests_stay_is_what_ran_at_once_by_the_rate(self) -> None:
+        """Now and then a token waits for the prompts of others, which its median does not show: by it a request would
+        stay for 2 s, and 3 s is what 30 at once at 10 a second are."""
+        calibration = replace(CALIBRATION, steps=tuple(replace(s, running=s.rate_per_s * 3.0) for s in steps()))
+        assert calibration.at(10.0).residence_s(None, None) == pytest.approx(3.0)
+        assert calibration.at(10.0).residence_s(1000.0, 190.0) == pytest.approx(6.0)
 
 
 class TestTheColdStart:

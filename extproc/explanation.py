@@ -108,7 +108,7 @@ def explain(
     ranks = {} if placed is None else {i: rank for rank, i in enumerate(placed.order, start=1)}
     terms: list[Terms] = []
     if placed is not None and placed.costs_s:
-        first_token_s(candidates, placed.work, now, terms)
+        first_token_s(candidates, placed.work, now, terms=terms)
     rows = []
     for member in listed:
         i = place.get(id(member))

@@ -95,7 +95,7 @@ def _steps(scene: Scene, raw: RawRequest, rng: Random) -> dict[str, int]:
     candidates = eligible(scene.pool.members, now).candidates
     t4 = clock()
     work = Work(len(request.prompt) / 4, held, held_unit=UNIT_TOKENS)
-    costs_s = first_token_s(candidates, work, now)
+    costs_s = first_token_s(candidates, work, now, most_held=work.most_held)
     t5 = clock()
     order = cheapest_s(costs_s, candidates, HOSTS, rng)
     t6 = clock()

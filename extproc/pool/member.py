@@ -232,7 +232,7 @@ class Member:
             self.slot,
             prefill.clear_at_s,
             prefill.token_s,
-            prefill.requests_per_s,
+            prefill.requests_per_s * prefill.token_s,
             self.kv_penalty_s,
             known / weight if known > self.in_flight else load,
             load,

@@ -32,17 +32,17 @@ LADDER = ((64, 1), (112, 4), (624, 16))
 BLOCK_UNITS = tuple(units for count, units in LADDER for _ in range(count))  # by position in the chain
 MAX_BLOCKS = len(BLOCK_UNITS)
 _SHORT = 512  # characters of a name that is remembered: it is the client's text
-_UNITS_UP_TO = tuple(accumulate(BLOCK_UNITS, initial=0))
+UNITS_UP_TO = tuple(accumulate(BLOCK_UNITS, initial=0))  # by how many leading blocks of a chain
 
 
 def units_of(blocks: int) -> int:
     """Units in so many leading blocks of a chain."""
-    return _UNITS_UP_TO[min(blocks, MAX_BLOCKS)]
+    return UNITS_UP_TO[min(blocks, MAX_BLOCKS)]
 
 
 def blocks_within(units: int) -> int:
     """The most leading blocks of a chain that have no more units than these."""
-    return bisect_right(_UNITS_UP_TO, units) - 1
+    return bisect_right(UNITS_UP_TO, units) - 1
 
 
 def root_of(*, model: str | None, adapter: str | None, salt: str | None, block_bytes: int = BLOCK_BYTES) -> int:

@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.prefix.blocks import BLOCK_BYTES, LADDER, MAX_BLOCKS, blocks_within, chain, end_mark, root_of, units_of
+from extproc.prefix.blocks import (
+    BLOCK_BYTES,
+    LADDER,
+    MAX_BLOCKS,
+    UNITS_UP_TO,
+    blocks_within,
+    chain,
+    end_mark,
+    root_of,
+    units_of,
+)
 from extproc.prefix.index import PrefixIndex
 from extproc.request import InferenceRequest
 from extproc.value import value
@@ -66,8 +76,7 @@ def match_prompt(index: PrefixIndex, blocks: PromptBlocks, slots_mask: int) -> d
             if blocks.answer_blocks > matched.get(slot, 0):
                 matched[slot] = blocks.answer_blocks
     if len(blocks.hashes) > LADDER[0][0]:  # up to there a block is a unit
-        for slot, held in matched.items():
-            matched[slot] = units_of(held)
+        matched = {slot: UNITS_UP_TO[held] for slot, held in matched.items()}
     return matched
 
 

@@ -31,14 +31,14 @@ class Endpoint(Protocol):
 
 # What the cost in seconds goes by, as one tuple that is made when something changes: a pick reads it of every server.
 #
-#   slot            as below
-#   clear_at_s      when it will have computed the prompt tokens it owes now
-#   token_s         that it takes to compute one
-#   requests_per_s  sent there lately
-#   kv_wait_s       to expect for KV blocks, by the last sample
-#   requests        there, by the last sample and our own count, by weight
-#   load            of ours in flight there, by weight
-#   usable_until_s  as below
+#   slot                as below
+#   clear_at_s          when it will have computed the prompt tokens it owes now
+#   token_s             that it takes to compute one
+#   requests_per_token  sent there while it computes one, at the rate of lately
+#   kv_wait_s           to expect for KV blocks, by the last sample
+#   requests            there, by the last sample and our own count, by weight
+#   load                of ours in flight there, by weight
+#   usable_until_s      as below
 Standing = tuple[int, float, float, float, float, float, float, float]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from extproc.scheduling.candidate import Candidate
+from extproc.scheduling.candidate import Candidate, Standing
 from extproc.scheduling.work import Work
 
 Cost = tuple[float, ...]
@@ -74,7 +74,12 @@ class Terms(NamedTuple):
 
 
 def first_token_s(
-    candidates: Sequence[Candidate], work: Work, now: float, terms: list[Terms] | None = None
+    candidates: Sequence[Candidate],
+    work: Work,
+    now: float,
+    *,
+    terms: list[Terms] | None = None,
+    most_held: float | None = None,
 ) -> list[float]:
     """The time to first token to expect, in seconds, less what is the same everywhere.
 
@@ -89,36 +94,54 @@ def first_token_s(
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
+    `most_held`: the most that one of the candidates holds, in the work's unit; None: it is to be found out.
     """
     each_s = LOAD_S
     if work.begins_something:
         each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
-    mean_wait_s: float | None = None
-    tokens, held, unit = work.prompt_tokens, work.held.get, work.held_unit
-    standings = [candidate.standing for candidate in candidates]
-    most = max([held(standing[0], 0.0) for standing in standings]) if work.held and standings else 0.0
-    least = max(0.0, tokens - most * unit)  # what even the best of them must compute
-    costs: list[float] = []
-    # Here a pick over many servers spends most of its time.
-    for slot, clear_at_s, token_s, per_s, wait_s, requests, load, until_s in standings:
-        if now > until_s:
-            if mean_wait_s is None:
-                mean_wait_s = _mean([c.standing[4] for c in candidates if now <= c.usable_until_s])
-            wait_s, requests = mean_wait_s, load
-        owed_s = clear_at_s - now
-        if owed_s < 0.0:
-            owed_s = 0.0
-        uncached = tokens - held(slot, 0.0) * unit
-        if uncached > least:
-            own_s = uncached * token_s
-            others_s = per_s * (uncached - least) * token_s * (owed_s + own_s / 2)
-        else:
-            own_s = least * token_s
-            others_s = 0.0
-        costs.append(owed_s + own_s + others_s + wait_s + each_s * requests)
+    tokens, held, unit = work.prompt_tokens, work.held, work.held_unit
+    rows = [candidate.standing for candidate in candidates]
+    for row in rows:
+        if now > row[7]:
+            rows = _by_own_account(rows, now)
+            break
+    if not held:
+        most_held = 0.0
+    elif most_held is None:
+        most_held = max([held.get(row[0], 0.0) for row in rows], default=0.0)
+    least = max(0.0, tokens - most_held * unit)  # what even the best of them must compute
+    if terms is not None or most_held * unit > tokens:
+        parts = [_terms(row, tokens - held.get(row[0], 0.0) * unit, least, each_s, now) for row in rows]
         if terms is not None:
-            terms.append(Terms(owed_s + own_s, others_s, wait_s, each_s * requests))
-    return costs
+            terms += parts
+        return [sum(each) for each in parts]
+    # `_terms` and its sum, written out: here a pick over many servers spends most of its time.
+    if not held:
+        return [
+            (clear_at_s - now if clear_at_s > now else 0.0) + tokens * token_s + wait_s + each_s * requests
+            for _, clear_at_s, token_s, _, wait_s, requests, _, _ in rows
+        ]
+    return [
+        owed_s + own_s + per_token * (uncached - least) * (owed_s + own_s * 0.5) + wait_s + each_s * requests
+        for slot, clear_at_s, token_s, per_token, wait_s, requests, _, _ in rows
+        for owed_s in (clear_at_s - now if clear_at_s > now else 0.0,)
+        for uncached in (tokens - held[slot] * unit if slot in held else tokens,)
+        for own_s in (uncached * token_s,)
+    ]
+
+
+def _terms(row: Standing, uncached: float, least: float, each_s: float, now: float) -> Terms:
+    _, clear_at_s, token_s, per_token, wait_s, requests, _, _ = row
+    owed_s = max(0.0, clear_at_s - now)
+    own_s = max(0.0, uncached) * token_s
+    more = max(0.0, uncached - least)
+    return Terms(owed_s + own_s, per_token * more * (owed_s + own_s * 0.5), wait_s, each_s * requests)
+
+
+def _by_own_account(rows: Sequence[Standing], now: float) -> list[Standing]:
+    """The same, with the pool's mean and our own count where a sample is missing or stale."""
+    mean_wait_s = _mean([row[4] for row in rows if now <= row[7]])
+    return [row if now <= row[7] else (*row[:4], mean_wait_s, row[6], row[6], row[7]) for row in rows]
 
 
 def _mean(values: Sequence[float]) -> float:

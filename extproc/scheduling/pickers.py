@@ -55,6 +55,7 @@ def cheapest_s(
         return []
     limit = tie_limit(min(costs_s))
     ties = [i for i, cost in enumerate(costs_s) if cost <= limit]
+    order = ties
     if len(ties) > 1:
         if key is None:
             draw = rng.random
@@ -63,14 +64,13 @@ def cheapest_s(
             tied = [
                 (candidates[i].load, (key ^ candidates[i].endpoint.address.number) * _ODD & _64_BITS, i) for i in ties
             ]
-        ties = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
-    if len(ties) < count:
+        order = [i for _, _, i in (sorted(tied)[:count] if len(tied) <= _FEW else nsmallest(count, tied))]
+    if len(order) < count:
         left = list(costs_s)
-        for i, cost in enumerate(costs_s):
-            if cost <= limit:
-                left[i] = _TAKEN
-        for _ in range(min(count, len(left)) - len(ties)):  # a few: two or three looks at all beat a heap
+        for i in ties:
+            left[i] = _TAKEN
+        for _ in range(min(count, len(left)) - len(order)):  # a few: two or three looks at all beat a heap
             i = left.index(min(left))
             left[i] = _TAKEN
-            ties.append(i)
-    return ties
+            order.append(i)
+    return order

@@ -18,10 +18,13 @@ class Work:
     in_session: bool = False  # it names a conversation or user
     held_unit: float = 1.0  # tokens; the index's own, so that its answer needs no copy
 
-    @property
-    def begins_something(self) -> bool:
-        """Nobody holds half of it: what it begins will stay, and grow, where it goes."""
-        return 2 * self.held_unit * max(self.held.values(), default=0.0) < self.prompt_tokens
+    most_held: float = field(init=False)  # by one server, in that unit
+    # Nobody holds half of it: what it begins will stay, and grow, where it goes.
+    begins_something: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most_held = most = max(self.held.values(), default=0.0)  # type: ignore[misc]
+        self.begins_something = 2 * self.held_unit * most < self.prompt_tokens  # type: ignore[misc]
 
     @property
     def held_tokens(self) -> dict[int, float]:

@@ -61,7 +61,7 @@ def test_computing_again_what_another_holds_costs_those_who_come_next() -> None:
     busy(other, 10, 100.0)  # 10 requests lately: 2 a second, and 1 s of work
     work = Work(5000.0, {0: 4000.0})
     terms: list[Terms] = []
-    costs = first_token_s([holder, other], work, NOW, terms)
+    costs = first_token_s([holder, other], work, NOW, terms=terms)
     assert costs[0] == pytest.approx(1.0)
     again_s, before_s, own_s = 4.0, 1.0, 5.0
     assert terms[1].others_s == pytest.approx(10 / ARRIVALS_S * again_s * (before_s + own_s / 2))

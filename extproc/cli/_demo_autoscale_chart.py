@@ -9,7 +9,7 @@ from rich.text import Text
 from extproc.cli._demo_autoscale_watch import Look
 
 _EIGHTHS = "▁▂▃▄▅▆▇█"
-_LABEL = 26  # characters
+_LABEL = 30  # characters
 
 
 def columns(looks: Sequence[Look], width: int, column_s: float) -> list[Look | None]:

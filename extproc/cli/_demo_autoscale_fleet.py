@@ -103,8 +103,10 @@ def make_profile(made_at: str) -> Profile:
 def server_command() -> list[str]:
     """That runs one server, but for its port."""
     limits = [part for name, value in _LIMITS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    installed = Path(sys.executable).with_name("extproc")
+    entry = [str(installed)] if installed.exists() else [sys.executable, "-c", "from extproc.cli import main; main()"]
     return [
-        *(sys.executable, "-m", "extproc.cli.vllm_sim", "--host", HOST, "--name", NAME, "--model", MODEL),
+        *(*entry, "vllm-sim", "--host", HOST, "--name", NAME, "--model", MODEL),
         *("--preset", _PRESET, "--slow-factor", f"{_SLOW:g}", *limits, "--jitter", f"{_JITTER:g}"),
         *("--cold-start", f"{COLD_START_S:g}", "--shutdown-timeout", "30", "--log-level", "warning"),
     ]

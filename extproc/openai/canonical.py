@@ -15,13 +15,13 @@ import json
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from extproc.openai.media import digest, elide
 from extproc.request import ApiKind
+from extproc.value import value
 
 _OPTION = b"\xfd"  # what applies to the whole prompt
 _TURN = b"\xff"  # a message, an item, one text of several
@@ -57,7 +57,7 @@ _ITEMS_AS_JSON = ("function_call", "function_call_output", "reasoning")
 _TOOL_RESULT_DEPTH = 2  # a tool result holds parts; parts within those count by digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CanonicalPrompt:
     """The bytes, and which of them are the model's last answer that more input follows (equal: none)."""
 
@@ -152,6 +152,9 @@ def _with_answer(frames: list[bytes], before: int, generated: list[bool]) -> Can
 def _message(message: object) -> bytes:
     if not isinstance(message, dict):
         return _TURN + _odd(message)
+    content = message.get("content")
+    if len(message) == 2 and type(content) is str and "role" in message:  # as most are: nothing else to look for
+        return b"".join((_TURN, _scalar(message["role"]), _FIELD, b"t", utf8(content)))
     out = [_TURN, _scalar(message.get("role"))]
     for name, tag in (("name", b"n"), ("tool_call_id", b"i")):
         value = message.get(name)
@@ -161,7 +164,6 @@ def _message(message: object) -> bytes:
         value = message.get(name)
         if isinstance(value, str) and value:
             out += (_FIELD, b"r", utf8(value))
-    content = message.get("content")
     if type(content) is str:
         out += (_FIELD, b"t", utf8(content))
     elif content is not None:

@@ -6,6 +6,7 @@ is not known is `OTHER`, never refused: vLLM grows new paths faster than routers
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import unquote
 
 from extproc.request import ApiKind
@@ -28,6 +29,7 @@ _LAST_TWO = {
     ("audio", "transcriptions"): ApiKind.AUDIO,
     ("audio", "translations"): ApiKind.AUDIO,
 }
+_SHORT = 128  # characters of a path that is remembered: it is the client's text
 
 
 def _segments(path: str) -> list[str]:
@@ -39,6 +41,15 @@ def _segments(path: str) -> list[str]:
 
 def kind_of(path: str) -> ApiKind:
     """The API of a path; the query, doubled and trailing slashes and any prefix do not matter."""
+    return _known_kind(path) if len(path) <= _SHORT else _kind(path)
+
+
+@lru_cache(maxsize=256)
+def _known_kind(path: str) -> ApiKind:
+    return _kind(path)
+
+
+def _kind(path: str) -> ApiKind:
     segments = _segments(path)
     if not segments:
         return ApiKind.OTHER

@@ -70,7 +70,8 @@ class Placement:
         session_headers: Sequence[str] = (),
         session_fields: Sequence[str] = SESSION_FIELDS,
     ) -> None:
-        self.index = ApproximateIndex(max_blocks)
+        self._index = ApproximateIndex(max_blocks)
+        self._untaught: tuple[int, PromptBlocks] | None = None  # what the last pick has yet to teach it, by slot
         self.stored: StoredResponses[Member] = StoredResponses()
         self.tally = Tally()
         self._pool = pool
@@ -80,6 +81,20 @@ class Placement:
         self._session_fields = tuple(session_fields)
         self._members_changed(pool.members, ())
         pool.watch(self._members_changed)
+
+    @property
+    def index(self) -> ApproximateIndex:
+        """Who holds what, by all picks there were."""
+        self.settle()
+        return self._index
+
+    def settle(self) -> None:
+        """Teach the index the last pick's prompt. Whoever looks at the index has that done before, so to do it sooner
+        changes nothing but who waits for it."""
+        if self._untaught is not None:
+            slot, blocks = self._untaught
+            self._untaught = None
+            learn(self._index, slot, blocks)
 
     def observed(self, member: Member, before: LoadSample | None, sample: LoadSample, *, anew: bool) -> None:
         """A sample came: keep the index like the server's cache. `anew`: it was restarted since the one before."""
@@ -159,7 +174,8 @@ class Placement:
         request, hashes = placed.request, placed.blocks.hashes
         self.tally.add(placed.by, request, blocks=len(hashes), work=placed.work, slot=member.slot)
         if hashes:
-            learn(self.index, member.slot, placed.blocks)
+            self.settle()
+            self._untaught = member.slot, placed.blocks
         if request is not None and request.stores:
             if placed.by is By.STORED and request.response_id is not None:
                 self.stored.put(request.response_id, member, now)  # who asks again and again is not forgotten

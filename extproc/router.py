@@ -1,7 +1,8 @@
 """Where does a request go? The whole decision, and what is remembered of it.
 
 Decide, then act: `route` is one synchronous step from looking at the fleet to holding a place on the chosen server, so
-each request of a burst sees all those before it.
+each request of a burst sees all those before it. Only the prefix index learns of a pick later, by `settle` or by the
+next look at it, whichever comes first.
 """
 
 from __future__ import annotations
@@ -167,6 +168,15 @@ class Router:
         if pick.stores and placed.request is not None:
             reservation.response_id = placed.request.own_response_id
         return pick
+
+    def settle(self) -> None:
+        """Do what is left to do of the last picks: teach the prefix index.
+
+        To be called when the answer is on its way; what was not done by then, the next look at the index does first. So
+        it makes no difference to any decision, but that no answer waits for it.
+        """
+        for placement in self.placements.values():
+            placement.settle()
 
     def consider(self, raw: RawRequest, now: float) -> Considered:
         """What `route` would go by for this request now, without doing anything: later picks draw the same lots."""

@@ -103,7 +103,7 @@ class Processor:
         if raw is EOF:
             return
         message = _parse(raw)
-        route = self._route(call)
+        route = self._named(call)
         if decode.is_whole_body(message):
             if len(raw) > LONG_BYTES:
                 await self._turn()
@@ -136,7 +136,7 @@ class Processor:
         """
         started_s = self._clock()
         request = decode.whole_request(message, route)
-        decision = self._router.route(request, started_s)
+        decision = self._route(request, started_s)
         if type(decision) is Rejection and decision.doubtful is not None:
             decision = await self._second_thought(decision, request)
         if isinstance(decision, Pick):
@@ -165,7 +165,7 @@ class Processor:
                 if len(action.raw.body) > LONG_BYTES:
                     await self._turn()
                     started_s = self._clock()
-                decision = self._router.route(action.raw, started_s)
+                decision = self._route(action.raw, started_s)
                 if type(decision) is Rejection and decision.doubtful is not None:
                     decision = await self._second_thought(decision, action.raw)
                 if isinstance(decision, Pick):
@@ -206,14 +206,20 @@ class Processor:
             return decision
         await self._look_again(decision.doubtful)
         self._router.withdraw(decision)
-        second = self._router.route(raw, self._clock())
+        second = self._route(raw, self._clock())
         if isinstance(second, Rejection) and second.reason is RejectionReason.NO_ENDPOINTS and second.doubtful:
             self._router.withdraw(second, again=False)
             raise UnknownFleetError
         return second
 
+    def _route(self, raw: RawRequest, now: float) -> Decision:
+        decision = self._router.route(raw, now)
+        # What is written in this turn of the event loop goes out at its end.
+        asyncio.get_running_loop().call_soon(self._router.settle)
+        return decision
+
     @staticmethod
-    def _route(call: Call) -> Route:
+    def _named(call: Call) -> Route:
         pool, profile = call.metadata(POOL_METADATA), call.metadata(PROFILE_METADATA)
         if pool is profile is None:
             return ANY_ROUTE

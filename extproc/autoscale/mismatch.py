@@ -25,11 +25,10 @@ def mismatches(tested: Server, members: Iterable[Member], versions: Mapping[Addr
         return "serves " + (", ".join(sorted(told)[:_MOST_NAMES]) or "no model")
 
     def room(member: Member) -> str | None:
-        sample = member.sample
-        if tested.kv_tokens is None or sample is None or sample.kv_blocks is None or sample.block_size_tokens is None:
+        tokens = None if member.sample is None else member.sample.kv_tokens
+        if tested.kv_tokens is None or tokens is None or abs(tokens - tested.kv_tokens) <= _KV_RATIO * tested.kv_tokens:
             return None
-        tokens = sample.kv_blocks * sample.block_size_tokens
-        return f"has room for {tokens:,}" if abs(tokens - tested.kv_tokens) > _KV_RATIO * tested.kv_tokens else None
+        return f"has room for {tokens:,}"
 
     def version(member: Member) -> str | None:
         runs = versions.get(member.address)

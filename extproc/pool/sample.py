@@ -64,6 +64,13 @@ class LoadSample:
     truncated: bool = False  # the page was larger than we read
 
     @property
+    def kv_tokens(self) -> int | None:
+        """Room in the KV caches of all engines; None: the page did not tell."""
+        if self.kv_blocks is None or self.block_size_tokens is None:
+            return None
+        return max(1, self.engines) * self.kv_blocks * self.block_size_tokens
+
+    @property
     def usable(self) -> bool:
         """Whether the page told anything about load."""
         return self.waiting is not None or self.running is not None or self.kv_usage_ratio is not None

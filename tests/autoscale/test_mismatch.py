@@ -35,3 +35,9 @@ def test_each_thing_that_differs_is_one_sentence_with_the_first_server() -> None
         "the profile was made with room for 16,000 tokens in the KV cache, and 10.0.0.2:8000 has room for 8,000",
         "the profile was made with version 0.11.0 of the engine, and 10.0.0.1:8000 runs 0.12.0",
     )
+
+
+def test_the_room_is_that_of_all_engines_of_a_server() -> None:
+    of = pool(1)
+    of.observe(address(1), LoadSample(1.0, running=0.0, block_size_tokens=16, kv_blocks=500, engines=2))
+    assert mismatches(TESTED, of.members, {}) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -182,5 +183,6 @@ def _card(entry: object) -> ModelCard | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
-        return getattr(error.os_error, "strerror", None) or str(error.os_error)
+        number = error.os_error.errno
+        return os.strerror(number) if number else str(error.os_error)
     return f"{type(error).__name__}: {error}".rstrip(": ")[:200]

@@ -16,6 +16,7 @@ tell between which values that of all requests lies:
 Requests that are over the target come in bursts, since they wait for each other, so ten of them say less than ten that
 have nothing to do with each other. The step is cut into batches in order of arrival; as much as the share varies more
 between these than it would between independent requests, as many fewer requests count (the design effect of surveys).
+How long bursts are shows better where there are more of them, so the share over half of the target is looked at too.
 A look is taken whenever there are a tenth more requests, not at each, as every look is another chance to err.
 """
 
@@ -126,7 +127,7 @@ class Judge:
 def judge(ttft_s: Sequence[float], seconds: float, rule: Rule, least: tuple[int, int]) -> Judgement:
     """One look at a step; see `Judge.look`. `least`: those of the rule, far from the target and near it."""
     of, over = len(ttft_s), sum(each > rule.target_s for each in ttft_s)
-    effect = design_effect([each > rule.target_s for each in ttft_s])
+    effect = max(design_effect([each > part * rule.target_s for each in ttft_s]) for part in (1.0, _NEAR_RATIO))
     low = bounds.lower(over / effect, of / effect, rule.confidence)
     high = bounds.upper(over / effect, of / effect, rule.confidence)
     rising = _rises(ttft_s, rule.target_s)

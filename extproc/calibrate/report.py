@@ -13,6 +13,7 @@ from extproc.calibrate.result import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MET, _MISSED, _KNEE = "#2a7f3f", "#c1121f", "#1d3557"
 _LINES = ("#1d3557", "#e6862e")
@@ -124,7 +125,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plots(profile: Profile) -> str:
-    """Four panels over the rate, as SVG."""
+    """As SVG."""
+    out = StringIO()
+    draw(profile).savefig(out, format="svg")
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def draw(profile: Profile) -> Figure:
+    """Four panels over the rate."""
     from matplotlib.figure import Figure
 
     rows = profile.steps
@@ -178,10 +187,7 @@ def _plots(profile: Profile) -> str:
     for axes in (ttft, queue, interval):
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False, loc="upper left")
-    out = StringIO()
-    figure.savefig(out, format="svg")
-    text = out.getvalue()
-    return text[text.index("<svg") :]
+    return figure
 
 
 def _lines(

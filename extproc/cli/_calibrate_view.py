@@ -26,7 +26,7 @@ class Plain:
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         self.notes: list[str] = []
         self._say = say or _print
-        self._told_s = 0.0
+        self._told_s = time.monotonic()
         self._rate_per_s = 0.0
 
     def note(self, text: str) -> None:

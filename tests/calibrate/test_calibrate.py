@@ -17,7 +17,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from extproc.autoscale.profile import Profile
+from extproc.autoscale.profile import Profile, StepRow
 from extproc.calibrate import kept as files
 from extproc.calibrate.client import new_session
 from extproc.calibrate.errors import (
@@ -39,23 +39,23 @@ from extproc.sim.knee import between, knee
 from extproc.sim.server import SimServer
 from extproc.sim.spec import EngineSpec
 from tests.calibrate import clock
-from tests.calibrate.worlds import SPEC, Watch, calibrated, plan_of
+from tests.calibrate.worlds import QUICK, SPEC, Watch, calibrated, first_steps, plan_of
 from tests.support.envoy_config import free_port
 
 
-@pytest.mark.slow
 def test_the_knee_is_that_which_the_engines_constants_imply(tmp_path: Path) -> None:
-    implied = knee(SPEC, between((20, 180), (4, 12)), 0.15, requests=2000)
+    implied = knee(SPEC, between((20, 180), (4, 12)), 0.3, requests=2000)
 
     async def work() -> Profile:
         async with SimServer("a", SPEC) as server:
-            plan = plan_of(server, rule=Rule(target_s=0.15, least_s=8.0), warm_up_s=1.0, first_per_s=24.0)
+            rule = Rule(target_s=0.3, tolerance=0.1, least_s=3.0)
+            plan = plan_of(server, rule=rule, warm_up_s=1.0, first_per_s=24.0, seed=6, poll_s=0.2)
             return await calibrated(plan, tmp_path)
 
     profile = clock.run(work())
     assert profile.knee_per_s == pytest.approx(implied.knee_per_s, rel=0.1)
     assert profile.missed_per_s is not None
-    assert profile.missed_per_s / profile.knee_per_s <= 1.05
+    assert profile.missed_per_s / profile.knee_per_s <= 1.1
     # And so are the readings there: of the engine's own gauges, and of the client's times.
     mine, theirs = (each.calibration.at(0.8 * implied.knee_per_s) for each in (profile, implied))
     assert mine.running == pytest.approx(theirs.running, rel=0.15)
@@ -69,7 +69,7 @@ def test_the_knee_is_that_which_the_engines_constants_imply(tmp_path: Path) -> N
     low = profile.steps[0]
     # Little's law holds of what is recorded: requests there are rate x time.
     stay_s = (low.ttft_mean_s or 0.0) + (low.output_tokens or 0.0) * (low.token_interval_mean_s or 0.0)
-    assert (low.running or 0.0) + (low.waiting or 0.0) == pytest.approx(low.rate_per_s * stay_s, rel=0.25)
+    assert (low.running or 0.0) + (low.waiting or 0.0) == pytest.approx(low.rate_per_s * stay_s, rel=0.35)
 
 
 def test_steps_tell_what_was_seen_and_the_profile_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
@@ -207,14 +207,15 @@ def test_a_server_that_fails_is_no_knee(faults: dict[str, Any], message: str, tm
 
 
 def test_requests_that_a_full_server_refuses_miss_the_target(tmp_path: Path) -> None:
-    async def work() -> Profile:
+    async def work() -> list[StepRow]:
         async with SimServer("a", SPEC, options=ServerOptions(max_queued_requests=3)) as server:
-            return await calibrated(plan_of(server), tmp_path)
+            return await first_steps(plan_of(server, first_per_s=160.0), tmp_path, 1)
 
-    profile = clock.run(work())
-    missed = [row for row in profile.steps if not row.met]
-    assert missed
-    assert all(row.errors for row in missed)
+    (row,) = clock.run(work())
+    assert not row.met
+    assert row.errors
+    assert row.ttft_p50_s is not None
+    assert row.ttft_p50_s < QUICK.target_s  # those that it took were in time
 
 
 def test_without_metrics_there_is_a_profile_without_their_thresholds_and_a_note(tmp_path: Path) -> None:
@@ -379,9 +380,7 @@ def test_nothing_is_found_in_the_cache_but_what_is_to_be(tmp_path: Path) -> None
         async with SimServer("a", SPEC) as server:
             out = []
             for _ in range(2):  # the second run must not meet the first one's prompts
-                plan = plan_of(server, shared_ratio=shared)
-                profile = await calibrated(plan, tmp_path)
-                hits = profile.steps[0].hit_ratio
+                hits = (await first_steps(plan_of(server, shared_ratio=shared), tmp_path, 1))[0].hit_ratio
                 assert hits is not None
                 out.append(hits)
             return out
@@ -395,13 +394,13 @@ def test_nothing_is_found_in_the_cache_but_what_is_to_be(tmp_path: Path) -> None
 def test_answers_are_as_long_as_asked_for_and_chats_work(api: str, tmp_path: Path) -> None:
     options = ServerOptions(answers=AnswerOptions(mean_tokens=2))  # would end by itself
 
-    async def work() -> Profile:
+    async def work() -> list[StepRow]:
         async with SimServer("a", SPEC, options=options) as server:
-            return await calibrated(plan_of(server, api=api), tmp_path)
+            return await first_steps(plan_of(server, api=api), tmp_path, 1)
 
-    lengths = clock.run(work()).lengths
-    assert lengths.output_tokens == pytest.approx(8, rel=0.1)
-    assert lengths.prompt_tokens == pytest.approx(100, rel=0.15)
+    (row,) = clock.run(work())
+    assert row.output_tokens == pytest.approx(8, rel=0.1)
+    assert row.prompt_tokens == pytest.approx(100, rel=0.2)
 
 
 # A running service ----------------------------------------------------------------------------------------------------

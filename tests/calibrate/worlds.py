@@ -73,6 +73,16 @@ def plan_of(server: SimServer | str, lengths: Lengths = LENGTHS, rule: Rule = QU
     return replace(plan, **values)
 
 
+async def first_steps(plan: Plan, folder: Path, count: int) -> list[StepRow]:
+    """Measure no more than so many."""
+    watch = Watch(stop_after=count)
+    try:
+        await calibrated(plan, folder, watch)
+    except KeyboardInterrupt:
+        pass
+    return watch.rows
+
+
 async def calibrated(plan: Plan, folder: Path, watch: Watch | None = None, kept: Kept | None = None) -> Profile:
     kept = Kept(parameters=plan.parameters()) if kept is None else kept
     return await calibrate(plan, kept, folder / "profile.json.steps", Watch() if watch is None else watch)

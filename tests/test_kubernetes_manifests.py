@@ -31,6 +31,7 @@ OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
     for item in yaml.safe_load_all((FOLDER / name).read_text())
 }
 VERSIONS = ("1.30", "1.37")
+COMPONENTS = ("hpa", "keda")  # of which one may be added; tests/test_kubernetes_autoscaling.py
 
 # Where envoy.yaml differs from envoy/envoy-eds.yaml, below its first comment.
 EDITS = (
@@ -73,7 +74,8 @@ def test_a_mistyped_field_is_not_accepted() -> None:
 
 def test_every_file_is_applied() -> None:
     applied = {*KUSTOMIZATION["resources"], *KUSTOMIZATION["configMapGenerator"][0]["files"], "kustomization.yaml"}
-    assert applied == {path.name for path in FOLDER.iterdir()}
+    assert applied == {path.name for path in FOLDER.iterdir() if path.is_file()}
+    assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == set(COMPONENTS)
 
 
 def test_the_configuration_is_the_shipped_one_but_for_what_kubernetes_needs() -> None:

@@ -74,7 +74,8 @@ class KedaScaler:
                 said = desired > 0
                 await call.write(pb.IsActiveResponse(result=said).SerializeToString())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), self._look_s)
+                async with asyncio.timeout(self._look_s):
+                    await self._leaving.wait()
 
     def _pool(self, ref: pb.ScaledObjectRef) -> str:
         """Which one is asked for."""

@@ -27,14 +27,14 @@ LOOK_S = 0.02
 class Service:
     """A scaler on a port, which can be stopped and started again there."""
 
-    def __init__(self, known: Known, *, listen: str = "127.0.0.1:0", tls: TlsSettings | None = None) -> None:
+    def __init__(self, known: Known, *, tls: TlsSettings | None = None) -> None:
         self.known = known
-        self.settings = GrpcSettings(listen=listen, tls=tls)
+        self.target = f"127.0.0.1:{free_port()}"
+        self._settings = GrpcSettings(listen=self.target, tls=tls)
 
     async def start(self) -> None:
         self.scaler = keda.KedaScaler(self.known, look_s=LOOK_S)
-        self._server, self.target = listener.build(self.settings, 1 << 20, [keda.handlers(self.scaler)])
-        self.settings = self.settings.model_copy(update={"listen": self.target})
+        self._server, _ = listener.build(self._settings, 1 << 20, [keda.handlers(self.scaler)])
         await self._server.start()
 
     async def stop(self) -> None:
@@ -134,8 +134,8 @@ class TestWhatIsNotKnown:
 
     async def test_a_scaler_that_starts_later_is_found(self) -> None:
         """case f07"""
-        service = Service(Known(vllm=FOUR), listen=f"127.0.0.1:{free_port()}")
-        async with connect(service.settings.listen) as channel:
+        service = Service(Known(vllm=FOUR))
+        async with connect(service.target) as channel:
             trigger = Trigger(channel)
             assert (await refusal(trigger.spec()))[0] == "UNAVAILABLE"
             async with pushing(trigger) as pushes:
@@ -287,28 +287,15 @@ async def test_a_request_that_does_not_decode_says_so(channel: grpc.aio.Channel)
         assert await refusal(asking) == ("INTERNAL", "the request does not decode")
 
 
-class TestTls:
-    @pytest.fixture
-    async def behind_tls(self, tmp_path: Path) -> AsyncIterator[tuple[Service, dict[str, bytes]]]:
-        ca, client_ca = authority(tmp_path, "ca"), authority(tmp_path, "client-ca")
-        server, client = signed_by(ca, tmp_path, "server"), signed_by(client_ca, tmp_path, "client")
-        tls = TlsSettings(cert_file=str(server.cert), key_file=str(server.key), client_ca_file=str(client_ca.cert))
-        running = Service(Known(vllm=FOUR), tls=tls)
-        await running.start()
-        files = {"caCert": ca.cert, "tlsClientCert": client.cert, "tlsClientKey": client.key}
-        yield running, {name: path.read_bytes() for name, path in files.items()}
-        await running.stop()
-
-    async def test_keda_with_the_certificates_of_its_trigger_authentication_is_served(
-        self, behind_tls: tuple[Service, dict[str, bytes]]
-    ) -> None:
-        service, files = behind_tls
-        credentials = grpc.ssl_channel_credentials(files["caCert"], files["tlsClientKey"], files["tlsClientCert"])
-        async with connect(service.target, credentials) as channel, pushing(Trigger(channel)) as pushes:
-            assert await Trigger(channel).replicas(1) == 4
-            await eventually(lambda: pushes.heard == [True], "a push")
-
-    async def test_without_a_certificate_it_is_not(self, behind_tls: tuple[Service, dict[str, bytes]]) -> None:
-        service, files = behind_tls
-        async with connect(service.target, grpc.ssl_channel_credentials(files["caCert"])) as channel:
-            assert (await refusal(Trigger(channel).spec()))[0] == "UNAVAILABLE"
+async def test_keda_with_the_certificates_of_its_trigger_authentication_is_served(tmp_path: Path) -> None:
+    ca, client_ca = authority(tmp_path, "ca"), authority(tmp_path, "client-ca")
+    server, client = signed_by(ca, tmp_path, "server"), signed_by(client_ca, tmp_path, "client")
+    tls = TlsSettings(cert_file=str(server.cert), key_file=str(server.key), client_ca_file=str(client_ca.cert))
+    service = Service(Known(vllm=FOUR), tls=tls)
+    await service.start()
+    # caCert, tlsClientKey and tlsClientCert
+    credentials = grpc.ssl_channel_credentials(*[path.read_bytes() for path in (ca.cert, client.key, client.cert)])
+    async with connect(service.target, credentials) as channel, pushing(Trigger(channel)) as pushes:
+        assert await Trigger(channel).replicas(1) == 4
+        await eventually(lambda: pushes.heard == [True], "a push")
+    await service.stop()

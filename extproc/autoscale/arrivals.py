@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from extproc.autoscale.reading import Offered
 PARTS = 6  # of a window: the points of the growth
 _MOST_MARKS = 1024
 _GROWTH_POINTS = 24  # at most: more cost time and tell little
+_THIRDS = 3
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
 _RISES_KEPT = 24
@@ -72,28 +74,20 @@ class Arrivals:
         little is known.
 
         What is counted for a short time seems to grow by chance: the error of a slope falls with the length to the
-        power of 1.5. Nor does it grow faster than the last window is above the first one of this time: a step that is
-        over is no ramp.
+        power of 1.5. Nor does it grow faster than it rose from each third of this time to the next: what jumps once is
+        a step or a burst, and no ramp.
         """
         span_s = max(2.0 * self._window_s, self._lead_s)
         marks = [mark for mark in self._marks if mark.at_s >= now - span_s - self._part_s]
         stride = 1 + max(0, len(marks) - 2) // _GROWTH_POINTS
-        marks = marks[::-1][::stride][::-1]
-        points = []
-        for before, after in pairwise(marks):
-            rate = _rate(before, after)
-            if rate is not None:
-                points.append(((before.at_s + after.at_s) / 2, rate))
-        grows = slope(points)
+        grows = slope(_rates(marks[::-1][::stride][::-1]))
         if grows is None or grows <= 0.0:
             return grows
-        first = next((mark for mark in marks if mark.at_s >= marks[0].at_s + self._window_s), None)
-        at_first = None if first is None else _rate(marks[0], first)
-        lately = self.rate_per_s(now)
-        if at_first is None or lately is None:
+        parts = _rates([self._since(now - span_s * (1.0 - n / _THIRDS)) for n in range(_THIRDS + 1)])
+        if len(parts) < _THIRDS:
             return None
-        apart_s = now - marks[0].at_s - self._window_s
-        return min(grows, max(0.0, lately.value - at_first) / apart_s) if apart_s > 0.0 else None
+        rises = [(late - early) / (late_s - early_s) for (early_s, early), (late_s, late) in pairwise(parts)]
+        return min(grows, max(0.0, min(rises)))
 
     def tokens(self, name: str, now: float) -> Measured | None:
         """A mean length, of a request or an answer: `prompt_tokens`, `uncached_tokens`, `output_tokens`. When nothing
@@ -158,6 +152,16 @@ def _grown(before: Offered, after: Offered, name: str) -> float | None:
 
 def _fell(before: Offered, after: Offered) -> bool:
     return any((_grown(before, after, name) or 0.0) < 0.0 for name in _NAMES)
+
+
+def _rates(marks: Iterable[_Mark | None]) -> list[tuple[float, float]]:
+    """From each to the next: the middle of the time, and the rate."""
+    out = []
+    for before, after in pairwise(mark for mark in marks if mark is not None):
+        rate = _rate(before, after)
+        if rate is not None:
+            out.append(((before.at_s + after.at_s) / 2, rate))
+    return out
 
 
 def _rate(before: _Mark, after: _Mark) -> float | None:

@@ -13,7 +13,7 @@ from extproc.autoscale.cold_start import ColdStart, lead_s
 from extproc.autoscale.first_token import FirstTokens, p99_s
 from extproc.autoscale.growth import slope
 from extproc.autoscale.reading import Offered
-from extproc.autoscale.thresholds import LEAST_WAITING
+from extproc.autoscale.thresholds import LEAST_WAITING, Step
 from extproc.autoscale.window import Window
 from extproc.pool.sample import Histogram
 from tests.autoscale.fleet import CALIBRATION, steps
@@ -119,8 +119,15 @@ class TestArrivals:
             rate, growth = arrivals.rate_per_s(at_s), arrivals.growth_per_s2(at_s)
             if rate is not None and growth is not None:
                 most = max(most, rate.value + 176.0 * growth)
-        assert 8.0 < most <= 8.0 + 1.6 * 4.0, "while it may still be a ramp"
+        assert 8.0 <= most <= 8.0 + 1.6 * 4.0, "while it may still be a ramp"
         assert arrivals.growth_per_s2(at_s) == 0.0, "it is over"
+
+    def test_a_burst_as_long_as_a_window_is_no_growth(self) -> None:
+        arrivals, count = Arrivals(60.0), 0.0
+        for i in range(400):
+            count += 5.0 * (9.0 if 1000.0 <= i * 5.0 < 1060.0 else 6.0)
+            arrivals.add(i * 5.0, Offered(count), 176.0)
+            assert 176.0 * max(0.0, arrivals.growth_per_s2(i * 5.0) or 0.0) <= 0.5 * 3.0
 
     def test_chance_is_hardly_ever_growth(self) -> None:
         """Six requests a second for ten hours: at most one look of fifty sees growth, and then little of it."""
@@ -178,6 +185,13 @@ class TestThresholds:
         assert knee.residence_s(None, None) == pytest.approx(2.0)
         assert knee.residence_s(1000.0, 190.0) == pytest.approx(4.0)
         assert knee.residence_s(2000.0, 90.0) == pytest.approx(2.2)
+
+    def test_a_kv_usage_belongs_to_a_rate_of_the_table(self) -> None:
+        rates = {0.0: 2.0, 0.16: 2.0, 0.4: 5.0, 0.8: 10.0, 0.96: 12.0, 1.0: 12.0}
+        assert {kv: CALIBRATION.rate_at_kv_usage(kv) for kv in rates} == pytest.approx(rates)
+        assert replace(CALIBRATION, steps=(Step(1.0),)).rate_at_kv_usage(0.5) is None
+        noisy = replace(CALIBRATION, steps=(Step(1.0, kv_usage_ratio=0.2), Step(2.0, kv_usage_ratio=0.1)))
+        assert noisy.rate_at_kv_usage(0.15) == 1.0
 
     def test_how_long_requests_stay_is_what_ran_at_once_by_the_rate(self) -> None:
         """Now and then a token waits for the prompts of others, which its median does not show: by it a request would

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from extproc.autoscale.known import Measured, known, whole
 from extproc.autoscale.recommendation import Signal, SignalName
 from extproc.autoscale.signals import Signals
-from extproc.autoscale.thresholds import Thresholds
+from extproc.autoscale.thresholds import Calibration, Thresholds
 
 _WITH_WAITING_RATIO = 0.5  # of the threshold of waiting: then a full KV cache is no accident
 
@@ -85,15 +85,22 @@ def kv_is_high(signals: Signals, threshold: float | None) -> bool:
 
 
 def asked(
-    signals: Signals, led: Thresholds, needs: list[Need], *, kv_lasts: bool, min_replicas: int, most: int
+    signals: Signals,
+    led: Thresholds,
+    needs: list[Need],
+    *,
+    calibration: Calibration | None,
+    kv_lasts: bool,
+    min_replicas: int,
+    most: int,
 ) -> list[Signal]:
-    """What each signal of load asks for, at most `most`. `led`: thresholds that leave room for growth. `kv_lasts`: KV
-    usage has been high for a while."""
+    """What each signal of load asks for, at most `most`. `led`: thresholds of that calibration that leave room for
+    growth. `kv_lasts`: KV usage has been high for a while."""
     out = [
         Signal(need.name, need.value, need.threshold, whole(need.servers, most), need.age_s, need.words)
         for need in needs
     ]
-    out += [_waiting(signals, led, most), _kv_usage(signals, led, kv_lasts, most)]
+    out += [_waiting(signals, led, most), _kv_usage(signals, led, calibration, kv_lasts, most)]
     rate = signals.rate_per_s
     if rate is not None and rate.value > 0.0 and not signals.provisioned:
         words = f"{rate.value:.3g} requests/s come and there is no server"
@@ -126,7 +133,11 @@ def _waiting(signals: Signals, led: Thresholds, most: int) -> Signal:
     return Signal(SignalName.WAITING, waiting.value, threshold, min(there + 1 + backlog, most), waiting.age_s, words)
 
 
-def _kv_usage(signals: Signals, led: Thresholds, lasts: bool, most: int) -> Signal:
+def _kv_usage(
+    signals: Signals, led: Thresholds, calibration: Calibration | None, lasts: bool, most: int
+) -> Signal:
+    """Over its threshold it asks for one more, and for as many as bring each server back to the rate of the threshold:
+    by the load test, or else as if usage went with the rate."""
     usage, threshold = signals.kv_usage, led.kv_usage_ratio
     if usage is None or threshold is None:
         return Signal(SignalName.KV_USAGE, None, threshold, None, None, "KV usage is not known")
@@ -136,7 +147,11 @@ def _kv_usage(signals: Signals, led: Thresholds, lasts: bool, most: int) -> Sign
     if not kv_is_high(signals, threshold) or not (lasts or queues or signals.preempting):
         return Signal(SignalName.KV_USAGE, usage.value, threshold, None, usage.age_s, words)
     there = signals.ready + signals.stale
-    replicas = max(min(there + 1, most), whole(there * usage.value / threshold, most))
+    over = usage.value / threshold
+    rate_per_s = None if calibration is None else calibration.rate_at_kv_usage(usage.value)
+    if rate_per_s is not None and led.rate_per_s:
+        over = rate_per_s / led.rate_per_s
+    replicas = max(min(there + 1, most), whole(there * over, most))
     why = "and requests wait" if queues else "and requests are preempted" if signals.preempting else "for a while"
     return Signal(SignalName.KV_USAGE, usage.value, threshold, replicas, usage.age_s, f"{words}, {why}")
 

@@ -51,7 +51,7 @@ class Recommender:
         cold_start_s = policy.cold_start.total_s(reading.starts_s)
         lead_s = policy.lead_s(cold_start_s)
         signals = self._signals.add(reading, lead_s)
-        growth = max(policy.design_growth_per_s2, (signals.growth_per_s2 or 0.0) / max(1, signals.ready))
+        growth = max(policy.design_growth_per_s2, (signals.growth_per_s2 or 0.0) / max(1, signals.provisioned))
         led = policy.thresholds(growth, lead_s)
         designed = policy.thresholds(policy.design_growth_per_s2, lead_s)
         needs = expected(signals, designed, policy.knee, lead_s)
@@ -59,6 +59,7 @@ class Recommender:
             signals,
             led,
             needs,
+            calibration=policy.calibration,
             kv_lasts=self._kv_lasts(signals, led),
             min_replicas=policy.min_replicas,
             most=policy.max_replicas,

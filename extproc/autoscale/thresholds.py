@@ -86,6 +86,24 @@ class Calibration:
         rate_per_s = (self.knee_per_s - ahead) * self.tightened_to
         return self.at(max(rate_per_s, LEAST_RATIO * self.knee_per_s))
 
+    def rate_at_kv_usage(self, ratio: float) -> float | None:
+        """The rate at which a server was so full, and the outermost beyond the table; None: that was not measured.
+
+        Usage does not grow in proportion with the rate: near the knee requests stay longer, so that a tenth less of
+        them may take a third less room.
+        """
+        points: list[tuple[float, float]] = []  # usage, which does not fall from step to step, and rate
+        for step in self.steps:
+            if step.kv_usage_ratio is not None and (not points or step.kv_usage_ratio > points[-1][0]):
+                points.append((step.kv_usage_ratio, step.rate_per_s))
+        if not points:
+            return None
+        i = bisect_left(points, ratio, key=lambda point: point[0])
+        if i == 0 or i == len(points):
+            return points[min(i, len(points) - 1)][1]
+        (low, below), (high, above) = points[i - 1], points[i]
+        return below + (above - below) * (ratio - low) / (high - low)
+
     def _read(self, name: str, rate_per_s: float) -> float | None:
         points = [(step.rate_per_s, getattr(step, name)) for step in self.steps if getattr(step, name) is not None]
         if not points:

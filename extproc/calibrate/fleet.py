@@ -15,7 +15,6 @@ from extproc.autoscale.profile import Server as ServerCard
 from extproc.calibrate.client import Server
 from extproc.calibrate.errors import CalibrationError, ServerError
 from extproc.calibrate.lengths import Independent
-from extproc.calibrate.probe import kv_tokens
 from extproc.calibrate.served import lengths_of
 from extproc.pool.sample import LoadSample
 from extproc.telemetry.vllm_page import parse
@@ -113,7 +112,7 @@ async def _server(session: aiohttp.ClientSession, address: str) -> tuple[ServerC
             url=server.url,
             engine="vllm" if sample.usable else None,
             version=version,
-            kv_tokens=kv_tokens(sample),
+            kv_tokens=sample.kv_tokens,
             max_model_len=main.max_model_len,
         ),
         page,

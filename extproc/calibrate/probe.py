@@ -57,17 +57,10 @@ async def identify(server: Server, plan: Plan) -> tuple[ServerCard, list[str], b
         url=server.url,
         engine="vllm" if version is not None or has_metrics else None,
         version=version,
-        kv_tokens=kv_tokens(sample),
+        kv_tokens=None if isinstance(sample, str) else sample.kv_tokens,
         max_model_len=chosen.max_model_len,
     )
     return card, notes, has_metrics
-
-
-def kv_tokens(sample: LoadSample | str) -> float | None:
-    """The room of all its engines; None: not told."""
-    if isinstance(sample, str) or sample.kv_blocks is None or sample.block_size_tokens is None:
-        return None
-    return float(max(1, sample.engines) * sample.kv_blocks * sample.block_size_tokens)
 
 
 async def probe(server: Server, plan: Plan, identified: tuple[ServerCard, list[str], bool]) -> Probed:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from extproc.autoscale.profile import Profile
+from extproc.autoscale.profile import Profile, Server, StepRow
+from extproc.calibrate.bracket import Try
+from extproc.calibrate.fleet import Fleet
 from extproc.calibrate.kept import load
+from extproc.calibrate.lengths import Fixed, Independent
+from extproc.calibrate.step import Now
 from extproc.cli import calibrate as command
+from extproc.cli._calibrate_view import Picture, Plain
 from extproc.cli.main import app
 from extproc.sim.server import SimServer
 from tests.calibrate import clock
@@ -82,8 +89,6 @@ def test_it_writes_the_profile_the_report_and_the_settings(calibrate: Callable[.
 def test_interrupted_it_says_what_is_kept(
     calibrate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from extproc.cli._calibrate_view import Plain
-
     def interrupt(self: Plain, number: int, step: object) -> None:
         if number == 2:
             raise KeyboardInterrupt
@@ -143,3 +148,45 @@ def test_a_report_without_matplotlib_is_refused_before_anything_is_sent(
     result = calibrate("url", *LENGTHS, "--report", "r.html")
     assert result.exit_code == 2
     assert 'pip install "vllm-extproc[report]"' in result.stderr
+
+
+def test_lengths_of_a_service_are_kept_with_the_steps(
+    calibrate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fleet(mean: int) -> Fleet:
+        lengths = Independent(Fixed(mean), Fixed(4))
+        like = Server(model="sim", version="0.31.0", max_model_len=2048, kv_tokens=32_016)
+        return Fleet(3, 2, (like,), lengths, 500, 0.5, ttft_target_s=1.0)
+
+    monkeypatch.setattr(command, "_ask_fleet", lambda *_: fleet(64))
+    first = calibrate("url", "--from-service", "127.0.0.1:9003", *QUICK)
+    assert first.exit_code == 0, first.output
+    told = first.stderr.replace("\n", " ")
+    assert "lengths of 500 requests that 2 of 3 servers have served: prompts of 64 and answers of 4 tokens" in told
+    assert "all prompts have 50% in common" in told
+    assert "the service's target is 1 s (ttft_p99_s), this test's 0.15 s" in told
+    assert "engine version is 0.32.0 here and 0.31.0 in the fleet: the profile may not fit it" in told
+    profile = Profile.model_validate_json((tmp_path / "profile.json").read_bytes())
+    assert (profile.lengths.prompt_tokens, profile.shared_prefix_ratio) == (64, 0.5)
+
+    # Meanwhile the fleet has served others: the steps are of those of then.
+    monkeypatch.setattr(command, "_ask_fleet", lambda *_: fleet(80))
+    again = calibrate("url", "--from-service", "127.0.0.1:9003", *QUICK)
+    assert again.exit_code == 0, again.output
+    assert Profile.model_validate_json((tmp_path / "profile.json").read_bytes()).lengths == profile.lengths
+
+
+def test_in_a_terminal_the_steps_are_a_table_that_grows() -> None:
+    out = StringIO()
+    picture = Picture(Console(file=out, force_terminal=True, width=120), [])
+    picture.begins(1, Try(2.5, None, None))
+    picture.now(Now("measuring", 12.0, 3, 40, waiting=1.0, running=2.0, kv_usage_ratio=0.25, ttft_p50_s=0.1))
+    picture.ended(
+        StepRow(rate_per_s=2.5, seconds=30, requests=299, met=True, over=0, ttft_p50_s=0.1, ttft_p99_s=0.2, waiting=0.5)
+    )
+    picture.note("odd [thing]")
+    picture.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert "step 1: 2.5 requests/s (the first rate)" in text
+    assert re.search(r"2\.5\s+met\s+299\s+0\s+100 ms\s+200 ms\s+0\.50", text)
+    assert "note: odd [thing]" in text

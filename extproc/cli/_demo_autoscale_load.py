@@ -20,6 +20,7 @@ from extproc.cli._demo_fleet import MODEL
 
 _TIMEOUT_S = 120.0
 _TICK_S = 0.02
+_STALL_S = 0.15  # a tick that comes so late: this machine has stood still, and with it all that is measured
 _BYTES_PER_TOKEN = 4  # of the simulated server
 _TEMPLATE_TOKENS = 12  # that a chat adds to its text, about
 _DONE = b"data: [DONE]\n\n"
@@ -53,6 +54,7 @@ class Load:
     def __init__(self, base_url: str, *, seed: int = 1) -> None:
         self.sent: list[Sent] = []
         self.rate_per_s = 0.0
+        self.stalls: list[tuple[float, float]] = []  # from, until; monotonic
         self._url = f"{base_url}/v1/chat/completions"
         self._rng = random.Random(seed)
         self._curve = (0.0, 0.0, 0.0, 0.0)  # from when, until when, from which rate, to which
@@ -101,6 +103,8 @@ class Load:
             now = time.monotonic()
             self.rate_per_s = self._rate(now)
             left -= self.rate_per_s * (now - before)
+            if now - before > _TICK_S + _STALL_S:
+                self.stalls.append((before, now))
             before = now
             while left <= 0.0:
                 left += self._rng.expovariate(1.0)

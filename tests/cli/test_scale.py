@@ -16,6 +16,8 @@ from tests.cli.command import Command
 from tests.cli.fake_pool import POOL, FakePool
 from tests.support.waiting import eventually
 
+_LONG_S = 90.0  # a machine that is busy
+
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[FakePool]:
@@ -32,15 +34,15 @@ def _scale(pool: FakePool, *arguments: str, admin: tuple[str, ...] = ()) -> Comm
 async def test_servers_come_and_go_as_recommended_and_each_step_is_told(pool: FakePool) -> None:
     pool.desired = 2
     async with _scale(pool) as command:
-        await command.says("127.0.0.1:8002 serves")
+        await command.says("127.0.0.1:8002 serves", _LONG_S)
         pool.desired, pool.in_flight["127.0.0.1:8001"] = 1, 3
         pool.in_flight["127.0.0.1:8002"] = 2
-        await command.says("waits: 127.0.0.1:8002 drains: 2 requests are in flight")
+        await command.says("waits: 127.0.0.1:8002 drains: 2 requests are in flight", _LONG_S)
         assert pool.servers == ["127.0.0.1:8001", "127.0.0.1:8002"]
         pool.in_flight.clear()
-        await command.says("stopped 127.0.0.1:8002")
+        await command.says("stopped 127.0.0.1:8002", _LONG_S)
         command.signal(signal.SIGTERM)
-        assert await command.exit_code() == 0
+        assert await command.exit_code(_LONG_S) == 0
     told = [line.partition(" vllm: ")[2] for line in command.output.splitlines()]
     happened = [line for line in told if line.startswith(("starts", "drains", "stops", "ends"))]
     assert happened[:3] == [
@@ -56,15 +58,15 @@ async def test_servers_come_and_go_as_recommended_and_each_step_is_told(pool: Fa
 async def test_a_second_one_is_refused_and_may_look(pool: FakePool) -> None:
     pool.add("127.0.0.1:8000")
     async with _scale(pool) as first:
-        await first.says("carries out by:")
+        await first.says("carries out by:", _LONG_S)
         async with _scale(pool) as second:
-            assert await second.exit_code() == 4
+            assert await second.exit_code(_LONG_S) == 4
         assert "another extproc scale (process " in second.output
         assert "acts on pool vllm" in second.output
         pool.problem = ""
         dry = ("scale", POOL, "--dry-run", "--once", "--admin", pool.url, "--state", str(pool.folder / "state"))
         async with Command(*dry) as looks:
-            assert await looks.exit_code() == 0
+            assert await looks.exit_code(_LONG_S) == 0
         assert "vllm: would wait: 1 servers, as recommended" in looks.output
 
 
@@ -74,11 +76,11 @@ async def test_once_does_what_can_be_done_now_and_what_is_left_is_taken_up(pool:
     pool.cold_start_s = 0.0
     pool.in_flight = {"127.0.0.1:8000": 2, "127.0.0.1:8001": 1}
     async with _scale(pool, "--once") as command:
-        assert await command.exit_code() == 0
+        assert await command.exit_code(_LONG_S) == 0
     assert pool.phases == {"127.0.0.1:8001": "draining"}
     pool.in_flight.clear()
     async with _scale(pool, "--once", "--log-json") as command:
-        assert await command.exit_code() == 0
+        assert await command.exit_code(_LONG_S) == 0
     rows = [json.loads(line) for line in command.output.splitlines()]
     assert [row["event"] for row in rows] == ["begins", "stop", "stopped", "wait"]
     assert "under way: 127.0.0.1:8001 goes on draining" in rows[0]["text"]
@@ -89,9 +91,9 @@ async def test_once_does_what_can_be_done_now_and_what_is_left_is_taken_up(pool:
 async def test_a_command_that_fails_is_told_and_not_run_in_a_tight_loop(pool: FakePool) -> None:
     (pool.folder / "broken").touch()
     async with _scale(pool) as command:
-        await command.says("the next one is in")
+        await command.says("the next one is in", _LONG_S)
         command.signal(signal.SIGINT)
-        assert await command.exit_code() == 0
+        assert await command.exit_code(_LONG_S) == 0
     assert "start: no machine is free" in command.output
     assert "the start command failed: exit status 7; no server is counted on; the next try is in 10 s" in command.output
     assert len(pool.calls) == 1
@@ -101,9 +103,9 @@ async def test_a_command_that_fails_is_told_and_not_run_in_a_tight_loop(pool: Fa
 async def test_a_signal_waits_for_the_command_that_runs(pool: FakePool, sent: signal.Signals) -> None:
     (pool.folder / "slow").write_text("1")
     async with _scale(pool) as command:
-        await eventually((pool.folder / "began").exists, "the command runs")
+        await eventually((pool.folder / "began").exists, "the command runs", timeout_s=_LONG_S)
         command.signal(sent)
-        assert await command.exit_code() == 0
+        assert await command.exit_code(_LONG_S) == 0
     assert "started 127.0.0.1:8001" in command.output
     assert "ends; still to come: 127.0.0.1:8001" in command.output
 
@@ -111,11 +113,11 @@ async def test_a_signal_waits_for_the_command_that_runs(pool: FakePool, sent: si
 async def test_one_that_was_killed_in_the_middle_starts_no_second_server(pool: FakePool) -> None:
     (pool.folder / "slow").write_text("1")
     async with _scale(pool) as command:
-        await eventually((pool.folder / "began").exists, "the command runs")
+        await eventually((pool.folder / "began").exists, "the command runs", timeout_s=_LONG_S)
         command.signal(signal.SIGKILL)
-        await command.exit_code()
+        await command.exit_code(_LONG_S)
     async with _scale(pool) as command:
-        await command.says("serves,")
+        await command.says("serves,", _LONG_S)
     assert pool.servers == ["127.0.0.1:8001"]
     assert pool.calls == ["start vllm 1"]
 
@@ -123,11 +125,11 @@ async def test_one_that_was_killed_in_the_middle_starts_no_second_server(pool: F
 async def test_without_a_recommendation_nothing_is_done_and_why_is_told(pool: FakePool) -> None:
     pool.problem = "the load of its servers was last known 400 s ago"
     async with _scale(pool, "--once") as command:
-        assert await command.exit_code() == 5
+        assert await command.exit_code(_LONG_S) == 5
     nothing = "does nothing: the service recommends nothing now: the load of its servers was last known 400 s ago"
     assert nothing in command.output
     async with _scale(pool, "--once", admin=(f"http://127.0.0.1:{free_port(0)}",)) as command:
-        assert await command.exit_code() == 5
+        assert await command.exit_code(_LONG_S) == 5
     assert "does nothing: no service at http://127.0.0.1:" in command.output
     assert pool.calls == []
 
@@ -142,12 +144,12 @@ async def test_a_server_is_stopped_only_when_every_process_of_the_service_has_dr
         other.in_flight = {"127.0.0.1:8000": 1}
         pool.cold_start_s = other.cold_start_s = 0.0
         async with _scale(pool, admin=(pool.url, other.url)) as command:
-            await command.says("127.0.0.1:8000 drains: 1 requests are in flight")
+            await command.says("127.0.0.1:8000 drains: 1 requests are in flight", _LONG_S)
             assert pool.phases == {"127.0.0.1:8000": "drained"}
             assert other.phases == {"127.0.0.1:8000": "draining"}
             assert len(pool.servers) == 2
             other.in_flight.clear()
-            await command.says("stopped 127.0.0.1:8000")
+            await command.says("stopped 127.0.0.1:8000", _LONG_S)
 
 
 @pytest.mark.parametrize(
@@ -171,5 +173,5 @@ def test_what_is_mistyped_is_told_at_once(tmp_path: Path, arguments: tuple[str, 
 
 async def test_a_pool_that_never_gets_recommendations_is_told_at_once(pool: FakePool) -> None:
     async with Command("scale", "vlm", "--dry-run", "--admin", pool.url) as command:
-        assert await command.exit_code() == 1
+        assert await command.exit_code(_LONG_S) == 1
     assert command.output == 'extproc scale: no pool "vlm" gets recommendations\n'

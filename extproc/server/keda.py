@@ -91,7 +91,8 @@ class KedaScaler:
             details = f"no pool {asked[:_MOST_NAMED]!r} gets recommendations here; those that do: {', '.join(names)}"
         else:
             details = f'say in the trigger\'s metadata which "{POOL_KEY}" is meant: {", ".join(names)}'
-        line = f"ScaledObject {ref.namespace[:_MOST_NAMED]!r}, {ref.name[:_MOST_NAMED]!r}: {details}"
+        name = f"{ref.namespace}/{ref.name}"[:_MOST_NAMED]
+        line = f"ScaledObject {name!r}: {details}"
         if line not in self._logged and len(self._logged) < _MOST_LOGGED:
             self._logged.add(line)
             log.warning("KEDA: %s", line)

@@ -211,7 +211,7 @@ class TestWhichPool:
         for _ in range(3):
             await refusal(Trigger(channel, {"pool": "a\nb"}).spec())
         (line,) = [record.getMessage() for record in caplog.records if record.name == keda.__name__]
-        assert line.startswith("KEDA: ScaledObject 'llm', 'vllm': no pool 'a\\nb' gets recommendations here")
+        assert line.startswith("KEDA: ScaledObject 'llm/vllm': no pool 'a\\nb' gets recommendations here")
 
 
 class TestPushes:

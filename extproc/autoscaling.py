@@ -114,10 +114,14 @@ class Autoscaling:
                 coroutines[f"peers {name}"] = each.peers.run()
         return coroutines
 
+    def look(self) -> None:
+        """Look at every pool, once."""
+        for each in self._pools.values():
+            each.look_at(self._clock(), self._wall_clock())
+
     async def _run(self) -> None:
         while True:
-            for each in self._pools.values():
-                each.look_at(self._clock(), self._wall_clock())
+            self.look()
             await asyncio.sleep(self._every_s)
 
 

@@ -27,7 +27,7 @@ class PoolLook:
         self._requests = requests
         self._numbers = count()
         self._kept: dict[int, _Kept] = {}  # by id of the member, which is kept with it
-        self._totals = dict.fromkeys(_COUNTED, 0.0)
+        self._totals: dict[str, float | None] = dict.fromkeys(_COUNTED)  # None: no server has told of it
 
     def read(self, now: float) -> PoolReading:
         """The pool now. To be called at least once in the life of a sample, or what it counted is missed."""
@@ -57,8 +57,8 @@ class PoolLook:
             then = kept.counters.get(name)
             if value is not None:
                 kept.counters[name] = value
-                if then is not None:
-                    self._totals[name] += value - then if value >= then else value
+                grown = 0.0 if then is None else value - then if value >= then else value
+                self._totals[name] = (self._totals[name] or 0.0) + grown
 
 
 class _Kept:

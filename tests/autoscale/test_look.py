@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from extproc.autoscale.look import PoolLook
-from extproc.autoscale.reading import ServerState
+from extproc.autoscale.reading import Offered, ServerState
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.drain import By
 from extproc.pool.pool import Pool
@@ -87,6 +87,16 @@ def test_what_was_counted_stays_counted() -> None:
     assert look.read(3.0).offered.begun == 15.0
     of.observe(TWO.address, page(4.0, 9.0))
     assert look.read(4.0).offered.begun == 16.0
+
+
+def test_what_no_server_tells_of_is_unknown_not_zero() -> None:
+    of = pool()
+    look = PoolLook(of, lambda: 1.0)
+    assert look.read(0.0).offered == Offered(requests=1.0)
+    for at_s in (0.0, 1.0):
+        of.observe(ONE.address, replace(page(at_s, 10.0 * at_s), generation_tokens=None, prompt_tokens=None))
+        look.read(at_s)
+    assert look.read(1.0).offered == Offered(requests=1.0, begun=10.0)
 
 
 def test_another_server_at_an_address_has_another_key() -> None:

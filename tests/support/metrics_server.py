@@ -16,6 +16,7 @@ class MetricsServer:
         self.waiting = 0
         self.kv_usage = 0.0
         self.page: str | None = ""  # "": made of the numbers above
+        self.version: str | None = None  # None: it does not tell
         self.scrapes = 0
         self.address = ""  # host:port
 
@@ -33,10 +34,14 @@ class MetricsServer:
             return web.Response(status=404)
         return web.Response(text=self.page or self.text())
 
+    async def _tell_version(self, _request: web.Request) -> web.Response:
+        return web.Response(status=404) if self.version is None else web.json_response({"version": self.version})
+
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[MetricsServer]:
         app = web.Application()
         app.router.add_get("/metrics", self._answer)
+        app.router.add_get("/version", self._tell_version)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
         try:

@@ -157,8 +157,8 @@ class Placement:
         work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
         for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
-                every = len(candidates) == len(self._pool.members)  # then all that hold any of it are among them
-                costs_s = first_token_s(candidates, work, now, most_held=work.most_held if every else None)
+                complete = len(candidates) == len(self._pool.members)
+                costs_s = first_token_s(candidates, work, now, complete=complete)
                 drawn_by, draw_key = _draw_key(request, blocks, work)
                 order = cheapest_s(costs_s, candidates, count, rng, draw_key)
                 return Placed(order, by, request, blocks, work, costs_s=costs_s, drawn_by=drawn_by)

@@ -116,7 +116,7 @@ class Router:
         if not members and request is not None and request.model is not None and pool.members:
             self.ledger.rejections[RejectionReason.MODEL_NOT_FOUND] += 1
             return no_such_model(pool, request.model)
-        found = eligible(members, now, raw.subset)
+        found = eligible(members, now, raw.subset, all_ready=pool.all_ready)
         candidates = found.candidates
         if not candidates:
             doubtful = None if pool.known else pool.name
@@ -184,7 +184,7 @@ class Router:
         profile = self._profile(plan, raw)
         pool = plan.pool
         placement, request, members = self._read(plan, profile, raw, now)
-        found = eligible(members, now, raw.subset)
+        found = eligible(members, now, raw.subset, all_ready=pool.all_ready)
         if found.candidates:
             placed = placement.place(request, profile, found.candidates, len(found.candidates), now, copy(self._rng))
         away, model = None, _sieve(pool, members, request)

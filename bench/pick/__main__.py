@@ -36,7 +36,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "pick.md"
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.pick",
-        description="Measures the steps of a pick: parse, hash, match, cost, pick, insert, and all of them.",
+        description="Measures the steps of a pick: parse, hash, match, cost, pick, reserve, all of them, and learn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--endpoints", nargs="+", type=positive, default=list(ENDPOINTS), metavar="N", help="servers")

@@ -17,8 +17,12 @@ BUSY_RATIO = 0.1  # of the machine's CPU, taken by others: above that the run sh
 METHOD = """\
 - The code is the service's own: `parse` reads the body (`understand`), `hash` cuts the prompt into blocks, `match` asks
   the index who holds how many, `cost` estimates the time to first token everywhere, `pick` filters before that and
-  chooses after it, `insert` reserves the place and teaches the index. `total` is `Router.route` as a whole, measured by
-  itself on other requests; it includes a sampled decision log's entry where one is due.
+  chooses after it, `reserve` takes the place on the server. `total` is `Router.route` as a whole, measured by itself on
+  other requests; it includes a sampled decision log's entry where one is due. That is what an answer waits for, and
+  what the verdict is about.
+- `learn` is `Router.settle`: the index learns what the server will hold, and drops as much. The service does that when
+  the answer is on its way. The CPU of a request is `total` and `learn`; where requests come so close that the next one
+  is there before that, the next one waits for it.
 - Profile `cache-aware`. Every server has a fresh sample and four requests of ours in flight; a request comes each
   millisecond. The index is full, so each new prompt evicts as much as it adds. No two requests are alike; half of each
   prompt is shared and held by all servers to different depths.
@@ -44,7 +48,8 @@ def render(rows: Sequence[Row], weight: Weight | None, others_ratio: float, comm
         "## Verdict",
         "\n".join(f"- {verdict}" for verdict in report.verdicts(rows)),
         "## Results",
-        f"With {max(row.indexed_blocks for row in rows):,} blocks indexed.",
+        f"With {max(row.indexed_blocks for row in rows):,} blocks indexed."
+        " The answer waits for `total`, not for `learn`.",
         report.table(rows),
     ]
     if weight is not None:

@@ -31,6 +31,8 @@ pool to shed, not for one server to sit out. A good answer to a request sent sin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 REFUSED_IN_A_ROW = 2
 SILENT_AFTER_S = 30.0
 FAULTS_IN_A_ROW = 3
@@ -64,6 +66,7 @@ class Health:
         "_probe_error",
         "_probed",
         "_refused",
+        "_tell",
         "_well",
         "allowance",
         "asleep",
@@ -78,8 +81,8 @@ class Health:
         "was_refused",
     )
 
-    def __init__(self, *, probed: bool = False) -> None:
-        """`probed`: somebody probes, so that a new server must pass that, too."""
+    def __init__(self, *, probed: bool = False, tell: Callable[[], None] | None = None) -> None:
+        """`probed`: somebody probes, so that a new server must pass that, too. `tell`: called when `sound` changes."""
         self.reached = False  # whether it was ever seen to serve
         self.starting_since_s: float | None = None  # it did not serve at the first look, which was then
         self.proven_at_s: float | None = None  # when it was first seen to serve, page and /health
@@ -104,6 +107,7 @@ class Health:
         self._well = not probed  # its /health was good; asked only until it is reached
         self._first_answer_s: float | None = None  # of whatever kind
         self._probed = probed  # somebody probes
+        self._tell = tell
         self._probe_error: str | None = None  # of the last probe; None: it passed
         self._doubted_at_s = _NEVER  # a probe sent since must pass ...
         self._doubt_until_s = _NEVER  # ... or this time come; in the past: there is no doubt
@@ -121,7 +125,7 @@ class Health:
         if answered:
             self._answered(now)
             return
-        self.sound = False
+        self._become(sound=False)
         self._seen_starting(now)
         self.was_refused = self.was_refused or (refused and not self.reached)
         self._refused = self._refused + 1 if refused else 0
@@ -202,7 +206,7 @@ class Health:
         self._full_at_s = now
         self.full_until_s = now + min(FULL_S * 2**self._fulls, FULL_MAX_S)
         self._fulls = min(self._fulls + 1, _MOST)
-        self.sound = False
+        self._become(sound=False)
 
     @property
     def refused(self) -> bool:
@@ -217,7 +221,7 @@ class Health:
         """It has as many requests as it may while it warms up, or it has fewer (again)."""
         self.held = held
         if held:
-            self.sound = False
+            self._become(sound=False)
 
     def answers_badly(self, now: float) -> bool:
         """Whether its own answers speak against it, not only its metrics page: errors in a row, or it sleeps."""
@@ -291,7 +295,7 @@ class Health:
         self._doubt(now, self.ejected_until_s)
 
     def _doubt(self, now: float, out_until_s: float) -> None:
-        self.sound = False
+        self._become(sound=False)
         if self._probed:
             self._doubted_at_s = now
             self._doubt_until_s = max(self._doubt_until_s, out_until_s + PROBE_WAIT_S)
@@ -309,4 +313,10 @@ class Health:
         held = (
             self.held or self.allowance is not None or self.asleep or now < max(self._doubt_until_s, self.full_until_s)
         )
-        self.sound = self.reached and not failing and not held
+        self._become(sound=self.reached and not failing and not held)
+
+    def _become(self, *, sound: bool) -> None:
+        if sound != self.sound:
+            self.sound = sound
+            if self._tell is not None:
+                self._tell()

@@ -64,6 +64,7 @@ class Member:
 
     __slots__ = (
         "_begun",
+        "_company",
         "_open",
         "_unseen",
         "drain",
@@ -101,7 +102,8 @@ class Member:
         """`probed`: somebody asks for its /health; see `Health`. `company`: see `WarmUp`."""
         self.endpoint = endpoint
         self.stale_after_s = stale_after_s
-        self.health = Health(probed=probed)
+        self._company = company
+        self.health = Health(probed=probed, tell=None if company is None else company.changed)
         self.sample: LoadSample | None = None  # the last one, however old; None: none yet
         # What every pick looks at, kept where it costs least to read:
         self.waiting: float | None = None  # of the last sample
@@ -213,6 +215,8 @@ class Member:
         return over
 
     def _drain_changed(self) -> None:
+        if self._company is not None:
+            self._company.changed()
         self.out = None if self.drain is None else self.drain.words
         self.last_resort = self.drain is not None and self.drain.last_resort
 

@@ -102,6 +102,7 @@ class Pool:
         self.members = tuple(members.values())
         self._company.members = len(self.members)
         self._company.warming = sum(member.warm_up.warming for member in self.members)
+        self._company.changed()
         self._models_changed()
         self.drains.membership(self.members, removed, returned)
         for watcher in self._watchers:
@@ -111,6 +112,14 @@ class Pool:
     def watch(self, watcher: Watcher) -> None:
         """Have `watcher` called after each change of the members."""
         self._watchers.append(watcher)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether nothing is held against any of the members, and nobody wants one to get no new requests."""
+        ready = self._company.all_ready
+        if ready is None:
+            ready = self._company.all_ready = all(each.health.sound and each.out is None for each in self.members)
+        return ready
 
     @property
     def leaving(self) -> tuple[Member, ...]:

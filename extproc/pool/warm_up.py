@@ -23,15 +23,20 @@ ENOUGH = 64
 class Company:
     """The members of a pool, to one of them."""
 
-    __slots__ = ("members", "warming")
+    __slots__ = ("all_ready", "members", "warming")
 
     def __init__(self) -> None:
         self.members = 0
         self.warming = 0  # of those
+        self.all_ready: bool | None = None  # see `Pool.all_ready`; None: something has changed since that was known
 
     @property
     def can_take_over(self) -> bool:
         return 2 * self.warming <= self.members
+
+    def changed(self) -> None:
+        """One of them is sound, or wanted, that was not, or is so no more."""
+        self.all_ready = None
 
 
 class WarmUp:

@@ -79,7 +79,7 @@ def first_token_s(
     now: float,
     *,
     terms: list[Terms] | None = None,
-    most_held: float | None = None,
+    complete: bool = False,
 ) -> list[float]:
     """The time to first token to expect, in seconds, less what is the same everywhere.
 
@@ -94,7 +94,7 @@ def first_token_s(
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
-    `most_held`: the most that one of the candidates holds, in the work's unit; None: it is to be found out.
+    `complete`: all who hold any of the prompt are among the candidates.
     """
     each_s = LOAD_S
     if work.begins_something:
@@ -105,20 +105,20 @@ def first_token_s(
         if now > row[7]:
             rows = _by_own_account(rows, now)
             break
-    if not held:
-        most_held = 0.0
-    elif most_held is None:
-        most_held = max([held.get(row[0], 0.0) for row in rows], default=0.0)
-    least = max(0.0, tokens - most_held * unit)  # what even the best of them must compute
-    if terms is not None or most_held * unit > tokens:
-        parts = [_terms(row, tokens - held.get(row[0], 0.0) * unit, least, each_s, now) for row in rows]
+    most = work.most_held
+    if held and not complete:
+        most = max([held.get(row[0], 0.0) for row in rows], default=0.0)
+    least = tokens - most * unit  # what even the best of them must compute
+    if terms is not None or least < 0.0:
+        parts = [_terms(row, tokens - held.get(row[0], 0.0) * unit, max(0.0, least), each_s, now) for row in rows]
         if terms is not None:
             terms += parts
         return [sum(each) for each in parts]
     # `_terms` and its sum, written out: here a pick over many servers spends most of its time.
-    if not held:
+    alike = not held or (complete and len(held) == len(rows) and min(held.values()) == most)
+    if alike:  # nobody would compute what another holds
         return [
-            (clear_at_s - now if clear_at_s > now else 0.0) + tokens * token_s + wait_s + each_s * requests
+            (clear_at_s - now if clear_at_s > now else 0.0) + least * token_s + wait_s + each_s * requests
             for _, clear_at_s, token_s, _, wait_s, requests, _, _ in rows
         ]
     return [

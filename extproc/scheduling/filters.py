@@ -77,8 +77,10 @@ def drop_reason(candidate: Candidate, now: float, subset: Subset | None = None, 
     return "full: it answered 429 or 503" if candidate.health.full(now) else None
 
 
-def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = None) -> Eligible[C]:
-    """Filter one pool for one request.
+def eligible(
+    candidates: Sequence[C], now: float, hint: frozenset[str] | None = None, *, all_ready: bool = False
+) -> Eligible[C]:
+    """Filter one pool for one request. `all_ready`: it is known that no candidate is unsound or unwanted.
 
     A server that was not seen to serve yet is kept out while another was (its port may not even be open). One that
     warms up, and has as many requests as it may, counts as full.
@@ -86,6 +88,8 @@ def eligible(candidates: Sequence[C], now: float, hint: frozenset[str] | None = 
     if hint is not None:
         subset = subset_of(hint)
         candidates = [c for c in candidates if c.endpoint.address in subset]
+    if all_ready:
+        return Eligible(candidates)
     good = [c for c in candidates if c.health.sound and c.out is None]
     if len(good) == len(candidates):
         return Eligible(good)

@@ -42,6 +42,7 @@ def test_the_scene_is_what_the_page_says() -> None:
     pick = scene.router.route(RawRequest("POST", PATH, HEADERS, bodies.body(1)), scene.now)
     assert isinstance(pick, Pick)
     assert scene.index.stats().blocks == 5000
+    scene.router.settle()
     assert scene.index.stats().evicted_blocks > before.evicted_blocks
 
 

@@ -111,6 +111,11 @@ class Account(RuleBasedStateMachine):
         assert all(0 <= member.unseen <= member.in_flight for member in self.members.values())
         assert self.pool.leaving == tuple(member for member in self.pool.leaving if member.gone and member.in_flight)
 
+    @invariant()
+    def what_is_remembered_of_all_is_so_of_each(self) -> None:
+        ready = [each.health.sound and each.out is None for each in self.pool.members]
+        assert self.pool.all_ready == all(ready)
+
     def teardown(self) -> None:
         for pick_id in list(self.open):
             self.router.stream_ended(pick_id, self.now)

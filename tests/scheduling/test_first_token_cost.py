@@ -157,6 +157,57 @@ WORK = st.builds(
 )
 
 
+def by_the_book(candidates: Sequence[Member], work: Work, now: float) -> list[float]:
+    """The formula as docs/decisions/cost-in-seconds.md has it, server by server, from what the members say."""
+    held = [work.held.get(each.slot, 0.0) * work.held_unit for each in candidates]
+    uncached = [max(0.0, work.prompt_tokens - tokens) for tokens in held]
+    fresh = [each for each in candidates if each.fresh_sample(now) is not None]
+    mean_wait_s = sum(kv_wait_s(each.kv_usage_ratio) for each in fresh) / len(fresh) if fresh else 0.0
+    each_s = LOAD_S
+    if 2 * max([units * work.held_unit for units in work.held.values()], default=0.0) < work.prompt_tokens:
+        each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
+    costs = []
+    for each, own in zip(candidates, uncached, strict=True):
+        rate, owed = each.prefill.rate, each.prefill.owed(now)
+        others_s = each.prefill.requests_per_s * (own - min(uncached)) / rate * (owed / rate + own / rate / 2)
+        load, wait_s = each.in_flight / each.endpoint.weight, mean_wait_s
+        if each in fresh:
+            load = max(load, (each.reported + each.unseen) / each.endpoint.weight)
+            wait_s = kv_wait_s(each.kv_usage_ratio)
+        costs.append((owed + own) / rate + others_s + wait_s + each_s * load)
+    return costs
+
+
+def order_by_the_book(costs: Sequence[float], candidates: Sequence[Member], count: int, rng: Random) -> list[int]:
+    limit = min(costs) + max(TIE_S, TIE_RATIO * min(costs))
+    ties = sorted((candidates[i].load, rng.random(), i) for i, cost in enumerate(costs) if cost <= limit)
+    rest = sorted((cost, i) for i, cost in enumerate(costs) if cost > limit)
+    return [i for *_, i in (*ties, *rest)][:count]
+
+
+@given(SERVERS, WORK, st.integers(1, 5), st.integers(0, 3))
+@settings(deadline=None, max_examples=300)
+def test_the_quick_ways_say_what_the_formula_says_to_the_last_bit_and_draw_the_same_lots(
+    state: list[tuple[LoadSample | None, int, float]], work: Work, count: int, seed: int
+) -> None:
+    fleet = servers(*(each for each, _, _ in state))
+    for number, (member, (_, requests, tokens)) in enumerate(zip(fleet, state, strict=True)):
+        member.introduce(number, 1000.0 * (number + 1))
+        busy(member, requests, tokens)
+        member.restand()
+    terms: list[Terms] = []
+    explained = first_token_s(fleet, work, NOW, terms=terms)
+    costs = first_token_s(fleet, work, NOW)
+    assert costs == explained == [sum(each) for each in terms]
+    assert costs == pytest.approx(by_the_book(fleet, work, NOW), rel=1e-12, abs=1e-15)
+    if set(work.held) <= {member.slot for member in fleet}:
+        assert first_token_s(fleet, work, NOW, complete=True) == costs
+    lots = Random(seed)
+    assert cheapest_s(costs, fleet, count, lots) == order_by_the_book(costs, fleet, count, other_lots := Random(seed))
+    ties = sum(cost <= min(costs) + max(TIE_S, TIE_RATIO * min(costs)) for cost in costs)
+    assert ties == 1 or lots.random() == other_lots.random(), "as many lots were drawn"
+
+
 @given(SERVERS, WORK, st.data())
 @settings(deadline=None)
 def test_more_load_never_makes_a_server_more_attractive(

@@ -264,3 +264,11 @@ def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert name.startswith("Extproc")
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description"}, name
+
+
+def test_the_manual_has_each_alert_with_its_wait() -> None:
+    manual = (ROOT / "docs" / "autoscale-kubernetes.md").read_text()
+    for name, rule in RULES.items():
+        (row,) = (line for line in manual.splitlines() if line.startswith("| `Extproc") and f"`{name}`" in line)
+        wait = f"{minutes(rule['for'])} min" if "for" in rule else "at once"
+        assert row.split("|")[2].strip() == wait, name

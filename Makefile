@@ -27,7 +27,7 @@ test: $(STAMP)   ## all tests, those with real Envoy included
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-envoy-matrix: $(STAMP) ## the real-Envoy tests on every supported Envoy branch
-	$(BIN)/python -m pytest -m envoy --envoy-versions=all $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m envoy --envoy-versions=all $(PYTEST_ARGS)
 
 test-churn: $(STAMP) ## servers and the service come and go under streams, 30 events in three minutes (bench/out/churn.json)
 	$(BIN)/python -m tests.churn $(CHURN_ARGS)

@@ -71,7 +71,12 @@ async def test_every_body_is_routed_once_and_arrives_to_the_byte(start: Any, sha
 
     An empty body in shape A does not call the service (Envoy sends no body message), so it is routed without a pick.
     """
-    stack = await start(shape=shape)
+
+    def patient(config: Any) -> None:
+        # A busy machine takes its time at 15 MB.
+        envoy_config.http_filter(config, "ext_proc")["message_timeout"] = "20s"
+
+    stack = await start(shape=shape, change=patient)
     wrong = []
     for name, (body, headers) in BODIES.items():
         before = await stack.picks()

@@ -375,7 +375,12 @@ async def test_an_envoy_that_starts_waits_for_the_source_as_long_as_its_file_say
         envoy_config.cluster(config, "vllm")["eds_cluster_config"]["eds_config"]["initial_fetch_timeout"] = "1s"
 
     stack = await fleet.stack(start, change=short)
-    assert (await stack.status())["eds"]["streams"][0]["sent"] is None
+
+    async def asked() -> list[Json]:
+        found: list[Json] = (await stack.status())["eds"]["streams"]
+        return found
+
+    assert [stream["sent"] for stream in await eventually(asked, "Envoy asks for its endpoints")] == [None]
     assert (await stack.request("GET", "/v1/models", b"")).status == 503
     fleet.list(server)
     await until(stack, {server: HEALTHY})

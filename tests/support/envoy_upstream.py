@@ -69,6 +69,10 @@ class Upstream:
     async def stop(self) -> None:
         """Close the listener and every connection: from now on connections are refused."""
         if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            for _ in range(5):  # those that were just accepted become connections: nobody would close them later
+                await asyncio.sleep(0)
             for protocol in list(self._runner.server.connections) if self._runner.server else []:
                 if protocol.transport is not None:
                     protocol.transport.abort()

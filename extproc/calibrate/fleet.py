@@ -37,8 +37,9 @@ class Fleet:
     ttft_target_s: float | None  # of the pool's settings
 
 
-async def look(session: aiohttp.ClientSession, service: str, pool: str | None) -> Fleet:
-    """Ask the service at its admin address for the servers of a pool, and each of these. Raises CalibrationError."""
+async def look(session: aiohttp.ClientSession, servers: aiohttp.ClientSession, service: str, pool: str | None) -> Fleet:
+    """Ask the service at its admin address for the servers of a pool, and each of these with the session `servers`,
+    which may have a key. Raises CalibrationError."""
     status = await _json(session, f"{service}/status")
     pools = status.get("pools") if isinstance(status, dict) else None
     if not isinstance(pools, dict) or not pools:
@@ -51,7 +52,7 @@ async def look(session: aiohttp.ClientSession, service: str, pool: str | None) -
     addresses = [each["address"] for each in pools[name]["endpoints"]]
     answers = [
         each
-        for each in await asyncio.gather(*(_server(session, address) for address in addresses[:_MOST_SERVERS]))
+        for each in await asyncio.gather(*(_server(servers, address) for address in addresses[:_MOST_SERVERS]))
         if each is not None
     ]
     if not answers:

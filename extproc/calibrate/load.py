@@ -95,6 +95,7 @@ class StepRunner:
     async def idle(self, watch: Callable[[Now], None], within_s: float | None = None) -> None:
         """Wait until the server has nothing to do. Raises NotIdleError if it has for too long."""
         if not self._has_metrics:
+            await asyncio.sleep(2.0 * self._stay_s)
             return
         begin_s = self._now()
         limit_s = self._plan.cool_down_s if within_s is None else within_s
@@ -147,7 +148,7 @@ class StepRunner:
         self, step: _Step, begin_s: float, workers: list[asyncio.Task[None]], watch: Callable[[Now], None]
     ) -> Judgement:
         """Look until it is clear."""
-        judge, last = Judge(self._plan.rule), None
+        judge, last, p50_s = Judge(self._plan.rule), None, None
         target_s = self._plan.rule.target_s
         while True:
             await asyncio.sleep(TICK_S)
@@ -160,8 +161,8 @@ class StepRunner:
             self._fail_if_broken(step)
             times = decided(step.sent, now, target_s)
             found = judge.look(times, now - begin_s)
-            last = found or last
-            p50_s = quantile(times, 0.5)
+            if found is not None:
+                last, p50_s = found, quantile(times, 0.5)
             sample = step.last
             gauges = (None, None, None) if sample is None else (sample.waiting, sample.running, sample.kv_usage_ratio)
             phase = "measuring" if now >= begin_s else "warming up"

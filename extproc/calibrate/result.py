@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from extproc.autoscale.cold_start import lead_s
+from extproc.autoscale.policy import Policy
 from extproc.autoscale.profile import Lengths, Profile, StepRow
 from extproc.autoscale.thresholds import LEAST_RATIO, Thresholds
 from extproc.calibrate.bracket import Knee
 from extproc.calibrate.kept import Kept
 from extproc.calibrate.plan import Plan
 
-WINDOW_S, SCRAPE_S, SYNC_S = 60.0, 0.5, 15.0  # of the service and the platform, where nothing else is set
 _ROOMS = (0.8, 0.6, LEAST_RATIO)  # of the knee, shown where no growth is given
 
 
@@ -51,18 +50,13 @@ def _mean(rows: Sequence[StepRow], values: Sequence[float | None]) -> float | No
     return sum(count * value for count, value in told) / total if total else None
 
 
-def lead_of(cold_start_s: float) -> float:
-    """How long a further server takes to come, seen from here."""
-    return lead_s(cold_start_s, WINDOW_S, SCRAPE_S, SYNC_S)
-
-
 def readings(profile: Profile, growth_per_s2: float | None, cold_start_s: float) -> list[tuple[str, Thresholds]]:
     """Thresholds and what each leaves room for: at the knee, and below it. `growth_per_s2`: requests/s that the load of
     one server may grow by each second; None: not given, so some rates below the knee are shown."""
     calibration = profile.calibration
     out = [("at the knee, nothing grows", calibration.led(0.0, 0.0))]
     if growth_per_s2:
-        ahead_s = lead_of(cold_start_s)
+        ahead_s = Policy(max_replicas=1).lead_s(cold_start_s)  # where nothing else is set
         words = f"growing by {growth_per_s2:g} requests/s each second for {ahead_s:.0f} s"
         out.append((words, calibration.led(growth_per_s2, ahead_s)))
         return out

@@ -178,7 +178,7 @@ def calibrate(
     try:
         kept = None if anew else files.load(steps_file)
         if from_service is not None:
-            fleet = _ask_fleet(_url("--from-service", from_service), pool, ca_file)
+            fleet = _ask_fleet(_url("--from-service", from_service), pool, api_key, ca_file)
         found, source, shared_ratio = _lengths(prompt_tokens, output_tokens, lengths, from_service, pool, kept, fleet)
         plan = Plan(
             url=_url("URL", url).removesuffix("/v1"),
@@ -274,13 +274,13 @@ def _lengths(
     return both, both.text, 0.0
 
 
-def _ask_fleet(service: str, pool: str | None, ca_file: str | None) -> Fleet:
+def _ask_fleet(service: str, pool: str | None, api_key: str | None, ca_file: str | None) -> Fleet:
     from extproc.calibrate.client import new_session
     from extproc.calibrate.fleet import look
 
     async def ask() -> Fleet:
-        async with new_session(None, ca_file) as session:
-            return await look(session, service, pool)
+        async with new_session(None, ca_file) as session, new_session(api_key, None) as servers:
+            return await look(session, servers, service, pool)
 
     return asyncio.run(ask())
 
@@ -294,7 +294,7 @@ def _begin(plan: Plan, kept: Kept | None, steps_file: Path, fleet: Fleet | None)
     parameters = plan.parameters()
     if kept is not None and kept.steps:
         files.require_same(steps_file, kept, parameters)
-        _say(f"going on after {len(kept.steps)} steps in {steps_file} (--anew measures all again)")
+        _say(f"{_steps(len(kept.steps))} kept in {steps_file}: going on from there (--anew measures all again)")
         return kept
     begun = Kept(parameters=parameters)
     if fleet is not None and isinstance(plan.lengths, Independent):
@@ -354,7 +354,11 @@ def _of_fleet(fleet: Fleet | None, plan: Plan) -> list[str]:
 def _kept_words(kept: Kept, steps_file: Path) -> str:
     if not kept.steps:
         return ""
-    return f"\n{len(kept.steps)} steps are kept in {steps_file}: the same command goes on after them"
+    return f"\n{_steps(len(kept.steps))} kept in {steps_file}: the same command goes on from there"
+
+
+def _steps(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count} steps are"
 
 
 def _open_files() -> None:

@@ -93,7 +93,7 @@ def test_steps_tell_what_was_seen_and_the_profile_is_read_as_the_service_reads_i
     rows = readings(profile, 0.05, 120.0)
     assert [each.rate_per_s for _, each in rows] == [
         profile.knee_per_s,
-        pytest.approx(max(profile.knee_per_s - 0.05 * 165.5, 0.4 * profile.knee_per_s)),
+        pytest.approx(max(profile.knee_per_s - 0.05 * 166.0, 0.4 * profile.knee_per_s)),
     ]
     assert "design_growth_per_s2: 0.05" in yaml_lines(profile, "profile.json", "vllm", 0.05)
 
@@ -419,14 +419,14 @@ def test_lengths_and_limits_come_from_the_servers_of_a_running_service(tmp_path:
                 "/autoscale/v1/pools/vllm": web.Response(body=orjson.dumps({"ttft_target_s": 2})),
             }
             async with answering(pages) as service:
-                before = await look(session, service, None)
+                before = await look(session, session, service, None)
                 assert (before.lengths, before.asked, before.servers) == (None, 2, 3)
                 for server, words in ((first, 30), (second, 90)):
                     for _ in range(4):
                         body = {"prompt": [words] * words, "max_tokens": 5, "ignore_eos": True}
                         async with session.post(f"{server.url}/v1/completions", json=body) as response:
                             await response.read()
-                fleet = await look(session, service, "vllm")
+                fleet = await look(session, session, service, "vllm")
                 assert fleet.lengths is not None
                 assert fleet.lengths.means == pytest.approx((60, 5))
                 assert (fleet.requests, fleet.ttft_target_s) == (8, 2.0)
@@ -438,10 +438,10 @@ def test_lengths_and_limits_come_from_the_servers_of_a_running_service(tmp_path:
                     "the KV cache has room for 32,016 tokens here and 15,984 in the fleet",
                 ]
                 with pytest.raises(CalibrationError, match='no pool "other"; it has vllm'):
-                    await look(session, service, "other")
+                    await look(session, session, service, "other")
             async with answering({}) as nothing:
                 with pytest.raises(ServerError, match="no JSON"):
-                    await look(session, nothing, None)
+                    await look(session, session, nothing, None)
 
     clock.run(work())
 

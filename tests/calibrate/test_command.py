@@ -77,7 +77,7 @@ def test_it_writes_the_profile_the_report_and_the_settings(calibrate: Callable[.
 
     again = calibrate("url", *LENGTHS, *QUICK)
     assert again.exit_code == 0, again.output
-    assert "going on after" in again.stderr
+    assert "steps are kept in profile.json.steps: going on from there" in again.stderr
     assert "step " not in again.stderr.replace("steps", "")  # nothing is measured again
     assert f"knee: {profile.knee_per_s:g} requests/s" in again.stdout
 
@@ -96,7 +96,7 @@ def test_interrupted_it_says_what_is_kept(
     monkeypatch.setattr(Plain, "begins", interrupt)
     result = calibrate("url", *LENGTHS, *QUICK)
     assert result.exit_code == 130
-    assert "interrupted\n1 steps are kept in profile.json.steps: the same command goes on after them" in result.stderr
+    assert "interrupted\n1 step is kept in profile.json.steps: the same command goes on from there" in result.stderr
     kept = load(tmp_path / "profile.json.steps")
     assert kept is not None
     assert len(kept.steps) == 1

@@ -135,8 +135,10 @@ def _plots(profile: Profile) -> str:
 def draw(profile: Profile) -> Figure:
     """Four panels over the rate."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     rows = profile.steps
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
     figure = Figure(figsize=(11, 7.4), layout="constrained")
     grid = figure.subplots(2, 2)  # type: ignore[no-untyped-call,unused-ignore]
     (ttft, queue), (interval, memory) = grid
@@ -174,6 +176,9 @@ def draw(profile: Profile) -> Figure:
     prefill.tick_params(labelsize=8)
     prefill.set_ylabel("prompt tokens computed a second", fontsize=8, color=_LINES[1])
     _title(memory, "KV usage and prefill")
+    for axes in (ttft, queue):
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(NullFormatter())
     for axes in (ttft, queue, interval, memory):
         axes.axvline(profile.knee_per_s, color=_KNEE, linewidth=1.2, linestyle="--", zorder=1)
         axes.annotate(
@@ -186,7 +191,7 @@ def draw(profile: Profile) -> Figure:
         axes.grid(color="#e5e5e5", zorder=0)
     for axes in (ttft, queue, interval):
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8, frameon=False, loc="upper left")
+            axes.legend(fontsize=8, frameon=False, loc="lower right" if axes is ttft else "upper left")
     return figure
 
 

@@ -48,7 +48,6 @@ class Scaler:
 
     async def start(self) -> None:
         """Start it, also again."""
-        self.stopping, self.exit_code = False, None
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _ENTRY, *self._arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -57,6 +56,7 @@ class Scaler:
             start_new_session=True,  # a Ctrl-C is the demo's
         )
         self._reader = asyncio.create_task(self._read(), name="scaler")
+        self.stopping, self.exit_code = False, None
 
     async def wait(self) -> None:
         """Returns when it has ended."""

@@ -11,6 +11,21 @@ from extproc.rpc.call import Handler
 from extproc.rpc.session import Rules, Session
 
 BACKLOG = 1024  # connections that wait to be accepted: all Envoys may come at once
+_ACCEPTING_TURNS = 5  # of the loop, until a connection that was accepted has become a session
+
+
+async def accept_no_more(listener: asyncio.Server) -> None:
+    """Close it, but not under a connection that was just accepted.
+
+    The loop of asyncio takes some turns to make a transport of one; when the listener is closed meanwhile it drops the
+    connection without closing it (Python 3.11).
+    """
+    loop = asyncio.get_running_loop()
+    for listening in listener.sockets:
+        loop.remove_reader(listening.fileno())
+    for _ in range(_ACCEPTING_TURNS):
+        await asyncio.sleep(0)
+    listener.close()
 
 
 class Server:
@@ -57,10 +72,10 @@ class Server:
         """
         while self._sockets:  # never started
             self._sockets.pop().close()
-        if self._listeners:
-            for listener in self._listeners:
-                listener.close()
-            self._listeners.clear()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            await accept_no_more(listener)
+        if listeners:
             for session in self._sessions:
                 session.going_away()
         now = asyncio.get_running_loop().time

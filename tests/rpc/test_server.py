@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from contextlib import ExitStack
+
+import pytest
 
 from extproc.rpc import framing
 from extproc.rpc.call import Call
@@ -43,3 +46,26 @@ async def test_stopping_waits_for_calls_that_were_on_their_way() -> None:
         await stopping
         answers = [payload for kind, _, _, payload in said if kind == framing.DATA]
         assert answers == [framed(b"first"), framed(b"second")]
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_was_just_accepted_is_closed_too(turns: int) -> None:
+    async with serving(echo) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(5.0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop(0)
+            said = await asyncio.to_thread(_until_closed, client)
+            assert b"echo" not in said
+    gc.collect()  # what was left open would be told now
+
+
+def _until_closed(client: socket.socket) -> bytes:
+    said = b""
+    try:
+        while data := client.recv(4096):
+            said += data
+    except ConnectionError:
+        pass
+    return said

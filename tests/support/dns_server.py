@@ -16,6 +16,7 @@ import dns.rdatatype
 import dns.rrset
 
 from extproc.endpoint import Address
+from extproc.rpc.server import accept_no_more
 
 
 class DnsServer:
@@ -98,5 +99,5 @@ async def dns_server() -> AsyncIterator[DnsServer]:
         yield server
     finally:
         udp.close()
-        tcp.close()
+        await accept_no_more(tcp)
         await tcp.wait_closed()

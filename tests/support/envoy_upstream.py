@@ -18,6 +18,8 @@ from typing import Self
 
 from aiohttp import WSMsgType, web
 
+from extproc.rpc.server import accept_no_more
+
 Responder = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 
 
@@ -69,10 +71,8 @@ class Upstream:
     async def stop(self) -> None:
         """Close the listener and every connection: from now on connections are refused."""
         if self._runner is not None:
-            for site in list(self._runner.sites):
-                await site.stop()
-            for _ in range(5):  # those that were just accepted become connections: nobody would close them later
-                await asyncio.sleep(0)
+            for site in self._runner.sites:
+                await accept_no_more(site._server)  # type: ignore[attr-defined]
             for protocol in list(self._runner.server.connections) if self._runner.server else []:
                 if protocol.transport is not None:
                     protocol.transport.abort()

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from extproc.rpc.server import accept_no_more
+
 
 class MetricsServer:
     """Set `page` (None: answer 404), or the load that the usual page shows."""
@@ -49,4 +51,6 @@ class MetricsServer:
             self.address = f"127.0.0.1:{runner.addresses[0][1]}"
             yield self
         finally:
+            for site in runner.sites:
+                await accept_no_more(site._server)  # type: ignore[attr-defined]
             await runner.cleanup()

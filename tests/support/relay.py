@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from extproc.rpc.server import accept_no_more
+
 
 class Relay:
     def __init__(self, target: str) -> None:
@@ -29,10 +31,9 @@ class Relay:
 
     async def stop(self) -> None:
         """Cut, and wait until every connection is closed: one may just have been accepted."""
+        if self._server is not None and self._server.is_serving():
+            await accept_no_more(self._server)
         self.cut()
-        for _ in range(2):
-            await asyncio.sleep(0)
-            self.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,11 +7,12 @@ ever, it is left out. So a mean is weighted by time, and samples that come in a 
 from __future__ import annotations
 
 from collections import deque
-from math import fsum
+from math import fsum, isfinite
+from operator import mul
 
 from extproc.autoscale.known import Measured, known
 
-_PARTS = 128  # of a window; shorter pieces are joined, so that memory is bounded however often a gauge is read
+_PARTS = 12  # of a window; shorter pieces are joined: memory and time are bounded however often a gauge is read
 
 
 class Window:
@@ -49,13 +50,19 @@ class Window:
         if not pieces:
             fresh = self._value is not None and self._at_s == now
             return Measured(self._value, 0.0) if fresh and self._value is not None else None
-        weighted = [(min(until, now) - max(since, start), value) for since, until, value in pieces]
-        weighted = [(length, value) for length, value in weighted if length > 0.0]
-        total_s = fsum(length for length, _ in weighted)
+        lengths, values = [], []
+        for since, until, value in pieces:
+            if until > start:
+                lengths.append(until - since if since >= start else until - start)
+                values.append(value)
+        total_s = sum(lengths)
         if not total_s:
             return None
+        average = sum(map(mul, lengths, values)) / total_s
+        if not isfinite(average):  # values of such a size are no requests, but no reason to fail either
+            average = fsum(value * (length / total_s) for length, value in zip(lengths, values, strict=True))
         newest_s = self._at_s if self._value is not None else pieces[-1][1]
-        return Measured(fsum(value * (length / total_s) for length, value in weighted), max(0.0, now - newest_s))
+        return Measured(average, max(0.0, now - newest_s))
 
     def _open(self, now: float) -> tuple[float, float, float] | None:
         """The piece that began with the last reading, up to now."""

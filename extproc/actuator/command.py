@@ -17,6 +17,8 @@ from extproc.endpoint import split_host_port
 _TERM_S = 10.0  # from SIGTERM to SIGKILL
 _TICK_S = 0.05
 _LAST_S = 1.0  # what it left running may still be about to send its output elsewhere
+_READS = 4  # of 64 KiB; whoever writes without end must not keep the time-out from counting
+_MOST_LINES = 1000  # of a stream that are told
 _LONGEST_LINE = 2000  # characters of a line of output that are told
 
 
@@ -68,11 +70,10 @@ class Commands:
             return Ended(None, 0.0, problem=f"cannot run {argv[0]}: {error.strerror}")
         self._running = process
         try:
-            timed_out, output, left_open = self._follow(process, action, begun_s)
+            timed_out, last_line, left_open = self._follow(process, action, begun_s)
         finally:
             self._running = None
         took_s = time.monotonic() - begun_s
-        last_line = next((line.strip() for line in reversed(output) if line.strip()), "")
         problem = None
         if timed_out:
             problem = f"it was ended after {self._timeout_s:g} s (--timeout)"
@@ -87,18 +88,18 @@ class Commands:
         if self._running is not None:
             _signal_group(self._running, signal.SIGTERM)
 
-    def _follow(self, process: subprocess.Popen[bytes], action: str, begun_s: float) -> tuple[bool, list[str], bool]:
+    def _follow(self, process: subprocess.Popen[bytes], action: str, begun_s: float) -> tuple[bool, str, bool]:
         """Read until it has ended: not until its output has, which a process that it left may hold for ever.
 
-        Returns whether it was ended by the time-out, the lines of its standard output, and whether that is still open.
+        Returns whether it was ended by the time-out, the last line of its standard output, and whether that is still open.
         """
         assert process.stdout is not None
         assert process.stderr is not None
-        lines: list[str] = []
+        last: list[str] = []
         deadline_s = begun_s + self._timeout_s
         timed_out = killed = False
         with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
-            for stream, kept in ((process.stdout, lines), (process.stderr, None)):
+            for stream, kept in ((process.stdout, last), (process.stderr, None)):
                 os.set_blocking(stream.fileno(), False)
                 selector.register(
                     stream, selectors.EVENT_READ, _Lines(stream, lambda line: self._tell(action, line), kept)
@@ -126,7 +127,7 @@ class Commands:
             left_open = bool(selector.get_map())
             for key in list(selector.get_map().values()):
                 key.data.end()
-        return timed_out, lines, left_open
+        return timed_out, last[0] if last else "", left_open
 
 
 class _Lines:
@@ -138,10 +139,11 @@ class _Lines:
         self._tell = tell
         self._kept = kept
         self._rest = b""
+        self._lines = 0
 
     def read(self) -> bool:
-        """Read what is there. False: it has ended."""
-        while True:
+        """Read what is there, or a part of it. False: it has ended."""
+        for _ in range(_READS):
             try:
                 chunk = os.read(self._stream.fileno(), 65536)
             except BlockingIOError:
@@ -153,16 +155,22 @@ class _Lines:
             for line in whole:
                 self._line(line)
             self._rest = self._rest[-_LONGEST_LINE:]
+        return True
 
     def end(self) -> None:
         """The rest is a line, too."""
         self._line(self._rest)
         self._rest = b""
+        if self._lines > _MOST_LINES:
+            self._tell(f"({self._lines - _MOST_LINES:,} more lines)")
+            self._lines = 0
 
     def _line(self, line: bytes) -> None:
         text = line.decode(errors="replace").strip()[:_LONGEST_LINE]
         if text:
-            self._tell(text)
+            self._lines += 1
+            if self._lines <= _MOST_LINES:
+                self._tell(text)
             if self._kept is not None:
                 self._kept[:] = [text]
 

@@ -242,12 +242,15 @@ class Actuator:
         ended = self._commands.run("start", (), self._environment("start", None, step.why, seen))
         # One that was broken off may have started a server all the same.
         unsure = ended.timed_out or (ended.status is not None and ended.status < 0)
-        problem = ended.problem or self._misnamed(ended, number, seen)
+        misnamed = self._misnamed(ended, number, seen)
+        problem = ended.problem or misnamed
         if problem is not None:
             pause = self.account.start_pause.longer(self._clock())
             self.account = replace(self.account, start_pause=pause)
             if not unsure:
                 self.account = self.account.without_coming(number)
+            elif misnamed is None:
+                self.account = self.account.with_coming(replace(coming, endpoint=ended.endpoint))
             self._keep()
             then = "a server may come of it, and is waited for" if unsure else "no server is counted on"
             again = f"the next try is in {pause.left_s(self._clock()):.0f} s"

@@ -80,6 +80,13 @@ def test_a_server_that_writes_elsewhere_is_no_reason_to_warn(tmp_path: Path) -> 
     assert not ended.left_open
 
 
+def test_one_that_writes_without_end_is_ended_by_the_time_out() -> None:
+    ended, told = _run("exec yes", "start", timeout_s=0.3)
+    assert ended.timed_out
+    assert len(told) == 1001
+    assert told[-1].endswith(" more lines)")
+
+
 def test_much_output_neither_blocks_it_nor_fills_the_memory() -> None:
     ended, told = _run("head -c 3000000 /dev/zero | tr '\\0' x; echo; echo 10.0.0.7:8000", "start")
     assert ended.endpoint == "10.0.0.7:8000"

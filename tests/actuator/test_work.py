@@ -102,6 +102,18 @@ def test_a_start_that_fails_is_tried_again_later_and_later(world: World) -> None
     assert actuator.account.start_pause.failures == 0
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_start_that_is_broken_off_may_have_started_a_server(world: World, told: bool) -> None:
+    world.start_times_out, world.told = True, told
+    actuator = world.actuator()
+    assert actuator.round() is Result.FAILED
+    assert [each.endpoint for each in actuator.account.coming] == ["10.0.0.1:8001" if told else None]
+    assert world.says("a server may come of it, and is waited for") == 1
+    world.run_for(actuator, 120.0)
+    assert world.commands == ["start"]
+    assert actuator.left() == ""
+
+
 def test_a_stop_that_fails_is_tried_again_and_does_not_keep_others_from_starting(world: World) -> None:
     world.add(8000)
     world.add(8001)

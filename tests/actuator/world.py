@@ -51,6 +51,7 @@ class World:
     problem: str = ""  # the service has no recommendation
     service_started: float = 999_000.0
     start_fails: str = ""
+    start_times_out: bool = False  # after it has started a server
     stop_fails: str = ""
     no_victim: str = ""
     machines: dict[str, Machine] = field(default_factory=dict)
@@ -179,7 +180,10 @@ class World:
         address = f"10.0.0.1:{self.next_port}"
         self.next_port += self.port_step
         self.machines[address] = Machine(address, self.now)
-        return Ended(0, 0.1, last_line=address if self.told else "")
+        last_line = address if self.told else ""
+        if self.start_times_out:
+            return Ended(-15, 9.0, last_line, problem="it was ended after 9 s (--timeout)", timed_out=True)
+        return Ended(0, 0.1, last_line)
 
     def _stop(self, address: str) -> Ended:
         self.commands.append(f"stop {address}")

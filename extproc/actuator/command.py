@@ -91,7 +91,8 @@ class Commands:
     def _follow(self, process: subprocess.Popen[bytes], action: str, begun_s: float) -> tuple[bool, str, bool]:
         """Read until it has ended: not until its output has, which a process that it left may hold for ever.
 
-        Returns whether it was ended by the time-out, the last line of its standard output, and whether that is still open.
+        Returns whether it was ended by the time-out, the last line of its standard output, and whether its output is
+        still open.
         """
         assert process.stdout is not None
         assert process.stderr is not None

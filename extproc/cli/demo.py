@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _INSTALL = 'The demo needs {what}. Install it with: pip install "vllm-extproc[demo]"'
 _FRAME_S = 0.25
+_SERVERS = 4
 _CHECK_SECONDS = 20.0
 _SHOW_SECONDS = 75.0  # time to read along
 
@@ -36,7 +37,7 @@ def demo(
     check: Annotated[
         bool, typer.Option("--check", help="Unattended: plain lines, ends by itself, exit status 0 only if all held.")
     ] = False,
-    servers: Annotated[int, typer.Option("--servers", min=3, max=8, help="Simulated vLLM servers.")] = 4,
+    servers: Annotated[int, typer.Option("--servers", min=3, max=8, help="Simulated vLLM servers.")] = _SERVERS,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -61,6 +62,8 @@ def demo(
     """
     if autoscale and seconds is not None:
         raise typer.BadParameter("the script of --autoscale has its own length", param_hint="--seconds")
+    if autoscale and servers != _SERVERS:
+        raise typer.BadParameter("the fleet of --autoscale has as many as its load asks for", param_hint="--servers")
     _require()
     from rich.console import Console
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from extproc.autoscale.profile import Profile
 from extproc.cli import _demo_autoscale_config, _demo_autoscale_fleet
@@ -18,6 +19,7 @@ from extproc.cli._demo_autoscale_fleet import SPEC, TTFT_P99_S, make_profile, pr
 from extproc.cli._demo_autoscale_load import Load, Sent
 from extproc.cli._demo_autoscale_watch import Look, p99_s
 from extproc.cli._demo_config import Ports
+from extproc.cli.main import app
 from extproc.config.check import check
 from extproc.config.load import load
 from tests.cli.command import Command
@@ -36,10 +38,14 @@ async def test_ctrl_c_while_servers_start_ends_everything_and_leaves_nothing(tmp
     assert not [each for each in _command_lines() if str(tmp_path) in each]
 
 
-async def test_a_length_is_refused_for_the_script_has_its_own() -> None:
-    async with Command("demo", "--autoscale", "--seconds", "10") as command:
-        assert await command.exit_code() == 2
-    assert "the script of --autoscale has its own length" in command.output
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--seconds", "10"), "the script of --autoscale has its own length"), (("--servers", "5"), "the fleet of")],
+)
+def test_what_the_script_does_not_heed_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    ended = CliRunner().invoke(app, ["demo", "--autoscale", *arguments], env={"COLUMNS": "200"})
+    assert ended.exit_code == 2
+    assert words in ended.output
 
 
 def test_its_configuration_has_no_problem(tmp_path: Path) -> None:

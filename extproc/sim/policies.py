@@ -84,7 +84,7 @@ class Policy(Protocol):
 
 
 @value
-class _CutRequest(RawRequest):
+class CutRequest(RawRequest):
     """A request whose prompt is cut already, in place of its body."""
 
     arrival: Arrival | None = None
@@ -99,11 +99,11 @@ class _CutInference(InferenceRequest):
     prompt_tokens: float = 0.0
 
 
-class _CutPlacement(Placement):
+class CutPlacement(Placement):
     """Placement that takes a prompt's blocks as they come with the request. All else is the service's own."""
 
     def read(self, raw: RawRequest) -> InferenceRequest:
-        if not isinstance(raw, _CutRequest) or raw.arrival is None:
+        if not isinstance(raw, CutRequest) or raw.arrival is None:
             return super().read(raw)
         return _CutInference(
             ApiKind.CHAT,
@@ -129,7 +129,7 @@ class RouterPolicy:
         addresses = [Address.of(f"10.0.{n >> 8}.{n & 255}", 8000) for n in range(site.servers)]
         pool.set_endpoints([Endpoint(address) for address in addresses])
         plan = PoolPlan(pool, profile, SchedulingSettings().hosts, session_headers=(SESSION_HEADER,))
-        self.router = Router([plan], rng=site.rng, placement=_CutPlacement)
+        self.router = Router([plan], rng=site.rng, placement=CutPlacement)
         self._pool = pool
         self._addresses = addresses
         self._numbers = {address: n for n, address in enumerate(addresses)}
@@ -144,7 +144,7 @@ class RouterPolicy:
         self._pool.set_endpoints(endpoints)
 
     def choose(self, asked: Asked, now: float) -> int:
-        raw = asked.raw or _CutRequest(path="/v1/chat/completions", arrival=asked.arrival, blocks=asked.blocks)
+        raw = asked.raw or CutRequest(path="/v1/chat/completions", arrival=asked.arrival, blocks=asked.blocks)
         decision = self.router.route(raw, now)
         assert isinstance(decision, Pick), decision  # no simulated server is ever away
         self._picks[asked.number] = decision

@@ -47,7 +47,7 @@ class StepRow(_Part):
     requests: Annotated[int, Field(ge=0)]
     errors: Annotated[int, Field(ge=0)] = 0
     met: bool  # it kept the target
-    certain: bool = True  # its requests show so with confidence; false: it was close
+    certain: bool = True  # its requests show so with confidence
     over: Annotated[int, Field(ge=0)] | None = None  # requests over the target
     over_ratio_low: Ratio | None = None  # between these lies the part of all requests that is over it
     over_ratio_high: Ratio | None = None

@@ -10,8 +10,8 @@ tell between which values that of all requests lies:
   rates apart that differ by less than about sqrt(2/n), and a queue that grows slowly looks like one that does not.
 - *missed*: the lower bound is above 1 %; of fewer requests than that above 5 %, which a hopeless rate shows after
   twenty.
-- At a number of requests that is set the share itself decides, and the step says that it was close. A step whose times
-  still rise then is missed: the queue grows.
+- At a number of requests that is set the share itself decides, and the step says that it is not certain. A step whose
+  times still rise then is missed: the queue grows.
 
 Requests that are over the target come in bursts, since they wait for each other, so ten of them say less than ten that
 have nothing to do with each other. The step is cut into batches in order of arrival; as much as the share varies more
@@ -146,7 +146,8 @@ def judge(ttft_s: Sequence[float], seconds: float, rule: Rule, least: tuple[int,
     if rising:
         return found(Verdict.MISSED, f"{share}, and times still rise: the queue grows", certain=False)
     met = over <= OVER_RATIO * of
-    return found(Verdict.MET if met else Verdict.MISSED, f"{share}: close", certain=False)
+    why = f"{share}, between {low:.1%} and {high:.1%} of all: not certain"
+    return found(Verdict.MET if met else Verdict.MISSED, why, certain=False)
 
 
 def design_effect(over: Sequence[bool]) -> float:

@@ -112,8 +112,8 @@ def _steps(profile: Profile) -> str:
         knee = ' class="knee"' if row.rate_per_s == profile.knee_per_s else ""
         cells = "".join(f"<td>{escape(text(row))}</td>" for _, text in _COLUMNS)
         verdict = "met" if row.met else "missed"
-        close = "" if row.certain else ", close"
-        rows.append(f'<tr{knee}>{cells}<td class="{verdict}" title="{escape(row.why)}">{verdict}{close}</td></tr>')
+        doubt = "" if row.certain else ", not certain"
+        rows.append(f'<tr{knee}>{cells}<td class="{verdict}" title="{escape(row.why)}">{verdict}{doubt}</td></tr>')
     return f"<table><tr>{head}<th></th></tr>{''.join(rows)}</table>"
 
 

@@ -62,6 +62,9 @@ async def calibrate(
 
     Raises CalibrationError.
     """
+    done = None if kept.server is None or kept.first_per_s is None else _following(plan, kept, kept.first_per_s)
+    if isinstance(done, Knee):
+        return profile_of(plan, kept, done)
     async with new_session(api_key, ca_file) as session:
         server = Client(session, plan.url, plan.metrics_url, asyncio.get_running_loop().time)
         card, notes, has_metrics = await identify(server, plan)
@@ -90,8 +93,7 @@ async def _search(
 ) -> Knee:
     assert kept.first_per_s is not None
     while True:
-        tried = [Tried(row.rate_per_s, row.met) for row in kept.steps]
-        following = search(tried, kept.first_per_s, plan.rule.tolerance)
+        following = _following(plan, kept, kept.first_per_s)
         if isinstance(following, Knee):
             return following
         if isinstance(following, TooLow):
@@ -100,15 +102,19 @@ async def _search(
                 f"the target of {plan.rule.target_s:g} s is missed however few requests come: at"
                 f" {following.rate_per_s:g} requests/s the 99th percentile is"
                 f" {'unknown' if p99_s is None else f'{p99_s:.3g} s'}. With nothing else to do a usual request takes"
-                f" {probed.ttft_s:.3g} s to the first token, so it is the longest prompts that miss it: a higher"
-                " --ttft-p99, or shorter prompts"
+                f" {probed.ttft_s:.3g} s to the first token, so it is probably the longest prompts that miss it: a"
+                " higher --ttft-p99, or shorter prompts"
             )
         watcher.begins(len(kept.steps) + 1, following)
-        attempt = sum(each.rate_per_s == following.rate_per_s for each in tried)
+        attempt = sum(each.rate_per_s == following.rate_per_s for each in kept.steps)
         row = await _step(runner, following.rate_per_s, attempt, watcher)
         kept.steps.append(row)
         files.save(steps_file, kept)
         watcher.ended(row)
+
+
+def _following(plan: Plan, kept: Kept, first_per_s: float) -> Try | Knee | TooLow:
+    return search([Tried(row.rate_per_s, row.met) for row in kept.steps], first_per_s, plan.rule.tolerance)
 
 
 async def _step(runner: StepRunner, rate_per_s: float, attempt: int, watcher: Watcher) -> StepRow:

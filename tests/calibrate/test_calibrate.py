@@ -455,7 +455,7 @@ REAL_URL = os.environ.get("EXTPROC_TEST_VLLM_URL")
 @pytest.mark.skipif(REAL_URL is None, reason="EXTPROC_TEST_VLLM_URL names no vLLM server that is otherwise idle")
 async def test_a_real_vllm_is_calibrated(tmp_path: Path) -> None:
     assert REAL_URL is not None
-    rule = Rule(target_s=1.0, confidence=0.8, tolerance=0.3, least_s=5.0)
+    rule = Rule(target_s=5.0, confidence=0.6, tolerance=0.5, least_s=5.0, most=300)
     watch = Watch()
     plan = plan_of(REAL_URL.rstrip("/"), rule=rule, late_ratio=0.5, first_per_s=2.0, warm_up_s=3.0, cool_down_s=60.0)
     profile = await calibrated(plan, tmp_path, watch)

@@ -54,7 +54,9 @@ def calibrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     return run
 
 
-def test_it_writes_the_profile_the_report_and_the_settings(calibrate: Callable[..., Result], tmp_path: Path) -> None:
+def test_it_writes_the_profile_the_report_and_the_settings(
+    calibrate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     result = calibrate("url", *LENGTHS, *QUICK, "--report", "r.html", "--design-growth", "0.02")
     assert result.exit_code == 0, result.output
     profile = Profile.model_validate_json((tmp_path / "profile.json").read_bytes())
@@ -75,11 +77,14 @@ def test_it_writes_the_profile_the_report_and_the_settings(calibrate: Callable[.
     assert not re.search(r'(src|href)="https?:', page)  # nothing is fetched
     assert "step 1: 20 requests/s (the first rate)" in result.stderr
 
-    again = calibrate("url", *LENGTHS, *QUICK)
+    url = result.stderr.split(" at http://")[1].split(",")[0]
+    monkeypatch.setattr(command, "_loop", clock.run)  # without the server
+    again = calibrate(url, *LENGTHS, *QUICK, "--report", "again.html")
     assert again.exit_code == 0, again.output
     assert "steps are kept in profile.json.steps: going on from there" in again.stderr
     assert "step " not in again.stderr.replace("steps", "")  # nothing is measured again
     assert f"knee: {profile.knee_per_s:g} requests/s" in again.stdout
+    assert (tmp_path / "again.html").exists()
 
     other = calibrate("url", *LENGTHS, *QUICK, "--seed", "2")
     assert other.exit_code == 2

@@ -190,12 +190,12 @@ def test_a_queue_that_grows_is_not_met() -> None:
     assert not ended.certain
 
 
-def test_what_is_close_is_decided_by_the_share_and_said_to_be_close() -> None:
+def test_what_stays_open_is_decided_by_the_share_and_said_not_to_be_certain() -> None:
     for over, verdict in ((30, Verdict.MET), (31, Verdict.MISSED)):
         places = {place * 3000 // over for place in range(over)}
         found = judge([inf if place in places else 0.1 for place in range(3000)], 60, RULE, LEAST)
         assert (found.verdict, found.certain) == (verdict, False)
-        assert "close" in found.why
+        assert "of all: not certain" in found.why
 
 
 def test_looks_are_rarer_than_requests_and_none_is_left_out_that_could_decide() -> None:

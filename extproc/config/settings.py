@@ -44,8 +44,8 @@ class GrpcSettings(Section):
 class AdminSettings(Section):
     listen: str = Field(
         "127.0.0.1:9003",
-        description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain, and for"
-        " drains.",
+        description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain, for drains"
+        " and for recommendations.",
     )
 
     @field_validator("listen")

@@ -43,7 +43,7 @@ class World:
         for member in self.router.pools[0].members if told else ():
             sample = LoadSample(self.now, running=1.0, waiting=0.0, kv_usage_ratio=0.01, ttft=ttft)
             self.router.observe("vllm", member.address, sample, self.now)
-        self.autoscaling.look()
+        self.autoscaling.look("vllm")
 
     def seconds(self, count: float, **each: Any) -> None:
         for _ in range(int(count)):
@@ -128,7 +128,6 @@ def test_the_rise_that_min_replicas_cannot_bear_is_logged_when_it_grows(
 def test_pools_without_the_section_are_not_looked_at() -> None:
     settings = Settings.model_validate({"pools": {"vllm": {"endpoints": [{"address": "10.0.0.1:8000"}]}}})
     made = Autoscaling(router(pool(2)), settings, process="us", clock=lambda: 0.0)
-    made.look()
     assert made.names == ()
     assert made.background() == {}
     with pytest.raises(KeyError):

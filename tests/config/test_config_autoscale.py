@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,20 @@ def test_what_is_not_said_is_as_the_policy_has_it_and_the_target_is_the_profiles
     assert settings.policy(None, scrape_s=default.scrape_s, sample_stale_after_s=10.0) == default
     profile = Profile.model_validate(GIVEN)
     assert settings.policy(profile, scrape_s=1.0, sample_stale_after_s=3.0).ttft_target_s == profile.ttft_p99_target_s
+
+
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "autoscale.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_the_examples_of_the_manual_can_be_loaded(text: str) -> None:
+    pytest.importorskip("croniter")
+    if not text.startswith("pools:"):
+        text = f'pools:\n  vllm:\n    endpoints: [{{address: "10.0.0.1:8000"}}]\n{text}'
+    loaded = load(text, "example")
+    assert loaded.problems == ()
+    assert loaded.settings is not None
+    assert loaded.settings.pools["vllm"].autoscale is not None
 
 
 def test_without_croniter_a_schedule_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

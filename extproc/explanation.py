@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from extproc.placement import Placed
+from extproc.placement import UNIT_TOKENS, Placed
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.pool.reservation import Reservation
@@ -173,7 +173,7 @@ def _weighed(
         rank=rank,
         dropped=dropped,
         held_tokens=None if work is None else min(work.held_at(member.slot), work.prompt_tokens),
-        held_blocks=None if work is None else blocks_within(int(work.held.get(member.slot, 0))),
+        held_blocks=None if work is None else blocks_within(int(work.held_at(member.slot)) // UNIT_TOKENS),
         uncached_tokens=None if work is None else work.uncached_at(member.slot),
         owed_tokens=member.prefill.owed(now),
         prefill_tokens_per_s=member.prefill.rate,

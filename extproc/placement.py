@@ -21,7 +21,7 @@ from extproc.pool.pool import Pool
 from extproc.pool.reservation import Prompt
 from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS, ApproximateIndex
-from extproc.prefix.blocks import BLOCK_BYTES
+from extproc.prefix.blocks import BLOCK_BYTES, UNITS_UP_TO
 from extproc.prefix.turns import NOTHING, PromptBlocks, learn, match_prompt, prompt_blocks
 from extproc.request import ApiKind, InferenceRequest, RawRequest
 from extproc.scheduling.costs import Cost, first_token_s, least_loaded
@@ -32,6 +32,7 @@ from extproc.scheduling.work import UNKNOWN, Work
 from extproc.value import value
 
 UNIT_TOKENS = 64  # what a unit of the prefix index stands for
+TOKENS_UP_TO = tuple([float(units * UNIT_TOKENS) for units in UNITS_UP_TO])  # by how many leading blocks of a prompt
 _TOKENS_PER_BYTE = UNIT_TOKENS / BLOCK_BYTES
 # The key of `prefix-hash` is the chain up to this block: 256 tokens, past what all chats of an application begin with,
 # and within what the shared part of a document is.
@@ -153,8 +154,8 @@ class Placement:
     ) -> Placed:
         """The order by the first way of the profile that has what it needs."""
         blocks, prompt_tokens = self.cut(request)
-        held = match_prompt(self.index, blocks, self._mask) if blocks.hashes else {}
-        work = Work(prompt_tokens, held, request.session_key is not None, UNIT_TOKENS)
+        held = match_prompt(self.index, blocks, self._mask, TOKENS_UP_TO) if blocks.hashes else {}
+        work = Work(prompt_tokens, held, request.session_key is not None)
         for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
                 complete = len(candidates) == len(self._pool.members)

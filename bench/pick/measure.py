@@ -8,7 +8,7 @@ wait for through `Router.settle`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -17,7 +17,7 @@ from time import perf_counter, thread_time_ns
 from bench.pick.scene import HEADERS, HOSTS, MODEL, PATH, POOL, Bodies, Scene
 from extproc.decision import Pick
 from extproc.openai.understand import understand
-from extproc.placement import UNIT_TOKENS
+from extproc.placement import TOKENS_UP_TO
 from extproc.pool.reservation import Reservation
 from extproc.prefix.turns import learn, match_prompt, prompt_blocks
 from extproc.request import RawRequest
@@ -28,6 +28,7 @@ from extproc.scheduling.work import Work
 
 # Up to `total` the answer waits for it.
 STAGES = ("parse", "hash", "match", "cost", "pick", "reserve", "total", "learn")
+_SHARED_BY = 100  # requests
 _SESSION_HEADERS = ("x-session-id",)
 
 
@@ -46,9 +47,7 @@ class Row:
 
 def measure(scene: Scene, body_kb: int, *, seconds: float, least: int = 50) -> list[Row]:
     """Repeat for so long, and at least so often."""
-    bodies = Bodies(body_kb * 1024)
-    scene.share(bodies)
-    requests = (RawRequest("POST", PATH, HEADERS, bodies.body(number)) for number in itertools.count(1))
+    requests = _requests(scene, body_kb)
     times: dict[str, list[int]] = {stage: [] for stage in STAGES}
     end_s = perf_counter() + seconds
     rng = Random(2)
@@ -76,6 +75,16 @@ def measure(scene: Scene, body_kb: int, *, seconds: float, least: int = 50) -> l
     ]
 
 
+def _requests(scene: Scene, body_kb: int) -> Iterator[RawRequest]:
+    """No two alike. The shared half is another one from time to time: whoever is picked holds all of it from then on,
+    so after some hundred requests all servers would hold as much."""
+    for number in itertools.count():
+        if number % _SHARED_BY == 0:
+            bodies = Bodies(body_kb * 1024, number)
+            scene.share(bodies)
+        yield RawRequest("POST", PATH, HEADERS, bodies.body(number + 1))
+
+
 def _whole(scene: Scene, raw: RawRequest) -> dict[str, int]:
     route, settle, now = scene.router.route, scene.router.settle, scene.now
     clock: Callable[[], int] = thread_time_ns
@@ -97,11 +106,11 @@ def _steps(scene: Scene, raw: RawRequest, rng: Random) -> dict[str, int]:
     t1 = clock()
     blocks = prompt_blocks(request, model=request.model)
     t2 = clock()
-    held = match_prompt(index, blocks, scene.mask)
+    held = match_prompt(index, blocks, scene.mask, TOKENS_UP_TO)
     t3 = clock()
     candidates = eligible(scene.pool.members, now, all_ready=scene.pool.all_ready).candidates
     t4 = clock()
-    work = Work(len(request.prompt) / 4, held, held_unit=UNIT_TOKENS)
+    work = Work(len(request.prompt) / 4, held)
     costs_s = first_token_s(candidates, work, now, complete=True)
     t5 = clock()
     order = cheapest_s(costs_s, candidates, HOSTS, rng)

@@ -38,10 +38,11 @@ _WORDS = ("the", "of", "prompt", "server", "cache", "request,", "token", "becaus
 class Bodies:
     """Chat completion requests of about one size: the first half of the prompt is shared, the second its own."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, shared: int = 0) -> None:
+        """`shared`: another number, another text that they share."""
         own = f"{_MARK} " + _text(size_bytes // 2 - 150, "own")
         messages = [
-            {"role": "system", "content": _text(size_bytes // 2, "shared")},
+            {"role": "system", "content": _text(size_bytes // 2, f"shared {shared}")},
             {"role": "user", "content": own},
         ]
         self._before, _, self._after = (

@@ -120,8 +120,8 @@ class ApproximateIndex:
 
     # Looking up.
 
-    def match(self, hashes: Sequence[int], slots_mask: int) -> dict[int, int]:
-        matched: dict[int, int] = {}
+    def match(self, hashes: Sequence[int], slots_mask: int, worth: Sequence[float] | None = None) -> dict[int, float]:
+        matched: dict[int, float] = {}
         if not hashes:
             return matched
         bits = self._masks.get(slots_mask)
@@ -152,7 +152,8 @@ class ApproximateIndex:
                 else:
                     high, still = middle, some
             gone = holders ^ still
-            matched.update(dict.fromkeys(self._sets.get(gone) or self._slots_of(gone), high))
+            slots = self._sets.get(gone) or self._slots_of(gone)
+            matched.update(dict.fromkeys(slots, high if worth is None else worth[high]))
             holders, low = still, high
         return matched
 

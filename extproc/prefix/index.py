@@ -34,8 +34,11 @@ class PrefixIndex(Protocol):
         """A new slot, holding nothing. A slot that was removed may be handed out again."""
         ...
 
-    def match(self, hashes: Sequence[int], slots_mask: int) -> dict[int, int]:
-        """For the slots of the mask: how many blocks they hold from the first on, without a gap. None are left out."""
+    def match(self, hashes: Sequence[int], slots_mask: int, worth: Sequence[float] | None = None) -> dict[int, float]:
+        """For the slots of the mask: how many blocks they hold from the first on, without a gap. None are left out.
+
+        `worth`: what to say in place of so many blocks.
+        """
         ...
 
     def insert(self, slot: int, hashes: Sequence[int], mark: int | None = None) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from extproc.prefix.blocks import (
     BLOCK_BYTES,
-    LADDER,
     MAX_BLOCKS,
     UNITS_UP_TO,
     blocks_within,
@@ -68,15 +67,19 @@ def prompt_blocks(
     return PromptBlocks(hashes, mark, answer_mark, answer_blocks)
 
 
-def match_prompt(index: PrefixIndex, blocks: PromptBlocks, slots_mask: int) -> dict[int, int]:
-    """Leading *units* held per slot, the last answer counted where it was generated. Only slots that hold any."""
-    matched = index.match(blocks.hashes, slots_mask)
+def match_prompt(
+    index: PrefixIndex, blocks: PromptBlocks, slots_mask: int, worth: Sequence[float] = UNITS_UP_TO
+) -> dict[int, float]:
+    """How much of the prompt's beginning is held per slot, the last answer counted where it was generated.
+
+    Only slots that hold any. `worth`: what so many leading blocks come to, in whatever unit; by default in units.
+    """
+    matched = index.match(blocks.hashes, slots_mask, worth)
     if blocks.answer_mark is not None and blocks.answer_blocks:
+        answered = worth[blocks.answer_blocks]
         for slot in index.match((blocks.answer_mark,), slots_mask):
-            if blocks.answer_blocks > matched.get(slot, 0):
-                matched[slot] = blocks.answer_blocks
-    if len(blocks.hashes) > LADDER[0][0]:  # up to there a block is a unit
-        matched = {slot: UNITS_UP_TO[held] for slot, held in matched.items()}
+            if answered > matched.get(slot, 0):
+                matched[slot] = answered
     return matched
 
 

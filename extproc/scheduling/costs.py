@@ -99,7 +99,7 @@ def first_token_s(
     each_s = LOAD_S
     if work.begins_something:
         each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
-    tokens, held, unit = work.prompt_tokens, work.held, work.held_unit
+    tokens, held = work.prompt_tokens, work.held
     rows = [candidate.standing for candidate in candidates]
     for row in rows:
         if now > row[7]:
@@ -108,9 +108,9 @@ def first_token_s(
     most = work.most_held
     if held and not complete:
         most = max([held.get(row[0], 0.0) for row in rows], default=0.0)
-    least = tokens - most * unit  # what even the best of them must compute
+    least = tokens - most  # what even the best of them must compute
     if terms is not None or least < 0.0:
-        parts = [_terms(row, tokens - held.get(row[0], 0.0) * unit, max(0.0, least), each_s, now) for row in rows]
+        parts = [_terms(row, tokens - held.get(row[0], 0.0), max(0.0, least), each_s, now) for row in rows]
         if terms is not None:
             terms += parts
         return [sum(each) for each in parts]
@@ -125,7 +125,7 @@ def first_token_s(
         owed_s + own_s + per_token * (uncached - least) * (owed_s + own_s * 0.5) + wait_s + each_s * requests
         for slot, clear_at_s, token_s, per_token, wait_s, requests, _, _ in rows
         for owed_s in (clear_at_s - now if clear_at_s > now else 0.0,)
-        for uncached in (tokens - held[slot] * unit if slot in held else tokens,)
+        for uncached in (tokens - held[slot] if slot in held else tokens,)
         for own_s in (uncached * token_s,)
     ]
 

@@ -53,6 +53,6 @@ class Tally:
             return
         if not blocks:
             self.keyless[TOO_SHORT] += 1
-        tokens, held = work.prompt_tokens, work.held.get(slot, 0.0) * work.held_unit
+        tokens, held = work.prompt_tokens, work.held_at(slot)
         api.prompt_tokens += tokens
         api.held_tokens += held if held < tokens else tokens

@@ -13,27 +13,21 @@ class Work:
     """The prompt of one request, as far as it is understood."""
 
     prompt_tokens: float = 0.0  # estimated from its length
-    # What a server is believed to hold of its beginning, in `held_unit` tokens, by the server's slot; absent: nothing.
+    # Tokens of its beginning that a server is believed to hold, by the server's slot; absent: none.
     held: Mapping[int, float] = field(default_factory=dict)
     in_session: bool = False  # it names a conversation or user
-    held_unit: float = 1.0  # tokens; the index's own, so that its answer needs no copy
 
-    most_held: float = field(init=False)  # by one server, in that unit
+    most_held: float = field(init=False)  # by one server
     # Nobody holds half of it: what it begins will stay, and grow, where it goes.
     begins_something: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.most_held = most = max(self.held.values(), default=0.0)  # type: ignore[misc]
-        self.begins_something = 2 * self.held_unit * most < self.prompt_tokens  # type: ignore[misc]
-
-    @property
-    def held_tokens(self) -> dict[int, float]:
-        """`held` in tokens."""
-        return {slot: units * self.held_unit for slot, units in self.held.items()}
+        self.begins_something = 2 * most < self.prompt_tokens  # type: ignore[misc]
 
     def held_at(self, slot: int) -> float:
         """Tokens of it that the server of this slot is believed to hold."""
-        return self.held.get(slot, 0.0) * self.held_unit
+        return self.held.get(slot, 0.0)
 
     def uncached_at(self, slot: int) -> float:
         """Tokens of it that the server of this slot must compute."""

@@ -65,7 +65,7 @@ def test_by_first_token_it_names_what_is_held_the_seconds_and_the_next(
     for slot, member in enumerate(members):
         member.introduce(slot, None)
         member.load = loads[slot]
-    placed = Placed([0], By.FIRST_TOKEN, CHAT, work=Work(6100, {0: 91}, False, 64), costs_s=costs_s)
+    placed = Placed([0], By.FIRST_TOKEN, CHAT, work=Work(6100, {0: 91 * 64.0}), costs_s=costs_s)
     assert why(placed, PROFILES["cache-aware"], members, 0) == sentence
 
 

@@ -116,7 +116,7 @@ def held_tokens(by: Router, raw: RawRequest, now: float = 0.0) -> dict[int, floa
     """What the servers are believed to hold of a request's prompt, by their numbers; who holds none is left out."""
     considered: Considered = by.consider(raw, now)
     assert considered.placed is not None
-    held = considered.placed.work.held_tokens
+    held = considered.placed.work.held
     return {
         int(each.address.ip.rpartition(".")[2]): held[each.slot] for each in considered.candidates if each.slot in held
     }

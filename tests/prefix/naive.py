@@ -20,13 +20,13 @@ class NaiveIndex:
         self.held[slot], self.capacity[slot] = [], None
         return slot
 
-    def match(self, hashes: Sequence[int], slots_mask: int) -> dict[int, int]:
-        found = {}
+    def match(self, hashes: Sequence[int], slots_mask: int, worth: Sequence[float] | None = None) -> dict[int, float]:
+        found: dict[int, float] = {}
         for slot, pairs in self.held.items():
             held = {value for value, _ in pairs}
             count = next((n for n, value in enumerate(hashes) if value not in held), len(hashes))
             if count and slots_mask >> slot & 1:
-                found[slot] = count
+                found[slot] = count if worth is None else worth[count]
         return found
 
     def insert(self, slot: int, hashes: Sequence[int], mark: int | None = None) -> None:

@@ -35,6 +35,7 @@ def test_a_match_counts_leading_blocks_and_leaves_out_who_has_none(index: Prefix
     index.insert(b, hashes("pro"))
     index.insert(c, hashes("other"))
     assert index.match(hashes("promise"), ALL) == {a: 4, b: 3}
+    assert index.match(hashes("promise"), ALL, [0.0, 0.5, 1.0, 1.5, 2.0]) == {a: 2.0, b: 1.5}
     assert index.match(hashes("xprompt"), ALL) == {}
     assert index.match([], ALL) == {}
 

@@ -159,12 +159,12 @@ WORK = st.builds(
 
 def by_the_book(candidates: Sequence[Member], work: Work, now: float) -> list[float]:
     """The formula as docs/decisions/cost-in-seconds.md has it, server by server, from what the members say."""
-    held = [work.held.get(each.slot, 0.0) * work.held_unit for each in candidates]
+    held = [work.held.get(each.slot, 0.0) for each in candidates]
     uncached = [max(0.0, work.prompt_tokens - tokens) for tokens in held]
     fresh = [each for each in candidates if each.fresh_sample(now) is not None]
     mean_wait_s = sum(kv_wait_s(each.kv_usage_ratio) for each in fresh) / len(fresh) if fresh else 0.0
     each_s = LOAD_S
-    if 2 * max([units * work.held_unit for units in work.held.values()], default=0.0) < work.prompt_tokens:
+    if 2 * max(work.held.values(), default=0.0) < work.prompt_tokens:
         each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
     costs = []
     for each, own in zip(candidates, uncached, strict=True):

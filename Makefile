@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-scaling clean
+.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-autoscale bench-scaling clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -65,6 +65,9 @@ bench-pick: $(STAMP) ## what a pick costs by its parts, and what the index weigh
 
 bench-scaling: $(STAMP) ## from 4 to 8 to 4 servers in virtual time: hit rate and time to first token (docs/benchmarks/scaling.md)
 	$(BIN)/python -m bench.scaling $(BENCH_ARGS)
+
+bench-autoscale: $(STAMP) ## a fleet that follows its load by each rule, in virtual time (bench/out/autoscale.json)
+	$(BIN)/python -m bench.autoscale $(BENCH_ARGS)
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

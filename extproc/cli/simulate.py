@@ -23,7 +23,18 @@ _PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 
 def simulate(
-    workloads: Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="W1 to W9 (see docs), or all.")],
+    workloads: Annotated[
+        list[str] | None, typer.Argument(metavar="WORKLOAD...", help="W1 to W9 (see docs), or all.")
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(metavar="SCENARIO", help="Instead: a fleet whose size follows this load; see --list."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="With --autoscale: a rule, or all; may be repeated. [default: all but no-lead]"),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the scenarios and policies of --autoscale.")] = False,
     profile: Annotated[
         list[str] | None, typer.Option(help="A profile of ours, or all; may be repeated. [default: all]")
     ] = None,
@@ -58,13 +69,28 @@ def simulate(
     """
     if plot is not None:
         _require_plot(plot)
+    for path in (json_file, csv_file, plot):
+        if path is not None and not path.parent.is_dir():
+            _fail(f"{path}: there is no folder {path.parent}")
+    if list_ or autoscale is not None:
+        if workloads or profile or baseline or servers or slow_server is not None or full_bodies:
+            _fail("--autoscale has loads and a fleet of its own: only --policy, --seed and the files go with it")
+        from extproc.cli import _simulate_autoscale
+
+        if list_:
+            _simulate_autoscale.names()
+            return
+        assert autoscale is not None
+        _simulate_autoscale.simulate(autoscale, policy, list(dict.fromkeys(seed or [1])), json_file, csv_file, plot)
+        return
+    if policy:
+        _fail("--policy goes with --autoscale; for workloads it is --profile or --baseline")
+    if not workloads:
+        _fail("name a workload (W1 to W9, or all), or --autoscale SCENARIO; --list has the scenarios")
     from extproc.sim.grid import ENGINES, Grid
     from extproc.sim.policies import BASELINES, PROFILE_POLICIES
     from extproc.sim.workloads import WORKLOADS
 
-    for path in (json_file, csv_file, plot):
-        if path is not None and not path.parent.is_dir():
-            _fail(f"{path}: there is no folder {path.parent}")
     both = profile is None and baseline is None
     policies = [
         *_known("--profile", profile or (["all"] if both else []), list(PROFILE_POLICIES)),

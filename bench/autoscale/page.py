@@ -1,0 +1,99 @@
+"""What does the page docs/benchmarks/autoscale.md say?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, Cell
+from extproc.sim.scaling.scenarios import COLD_START, MOST, POLICIES, SCENARIOS, TARGET_S, profile
+
+AIM = 1.2  # of the clairvoyant's replica-hours
+
+
+def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
+    """All of it. `cells`: of each scenario and seed one for each policy."""
+    told = ", ".join(str(seed) for seed in seeds)
+    at_knee = profile().calibration.at(profile().knee_per_s)
+    out = [
+        "# Autoscaling in simulation\n",
+        "**This is simulation, not measurement.** The service's own router and recommender over simulated vLLM engines,"
+        " cold starts and an HPA, in virtual time, beside common rules on the same requests. Made by"
+        " `make bench-autoscale`; the same seeds give the same figures on any machine. One scenario:"
+        " `extproc simulate --autoscale day` ([how](../simulate.md#a-fleet-that-follows-its-load)).\n",
+        "## What the figures rest on\n",
+        "- Target: the first token within"
+        f" {TARGET_S:g} s. *In target* is the part of all requests that met it, those of cold starts and queues"
+        " included.",
+        f"- One server's load test, in virtual time, has its knee at {profile().knee_per_s:.3g} requests/s; there"
+        f" {at_knee.waiting:.2f} requests wait and {at_knee.running:.0f} run on average, and KV usage is"
+        f" {at_knee.kv_usage_ratio:.0%}. All thresholds are of this test.",
+        f"- A cold start takes {COLD_START.total_s():.0f} s, 10 % more or less; an HPA looks every 15 s, with a"
+        f" tolerance of 10 %; at most {MOST} servers. Replica-hours count from when a server is asked for until it is"
+        " gone, starting and draining included. A server that goes is drained, whoever asks.",
+        "- `ours` has the default settings and the profile. The others have Kubernetes' and KEDA's defaults: down to"
+        " the most that was asked for in 300 s, several at once. Their gauges are means over a minute, which is kinder than"
+        " one reading.",
+        "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
+        " fills at the knee, times one factor, the smallest with which"
+        f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",
+        f"Means over seeds {told}. In bold: what has {ATTAINED:.0%} in target for at most {AIM:g} of the bound's"
+        " replica-hours.\n",
+        "![Servers, load and time to first token over time](autoscale.png)\n",
+    ]
+    for name in dict.fromkeys(cell.scenario for cell in cells):
+        out += _scenario(name, [cell for cell in cells if cell.scenario == name])
+    out += ["## What ours wins and loses\n", *_verdicts(cells), ""]
+    return "\n".join(out)
+
+
+def _scenario(name: str, cells: Sequence[Cell]) -> Iterator[str]:
+    yield f"## {name}: {SCENARIOS[name].words}\n"
+    yield f"About {fmean(cell.requests for cell in cells):,.0f} requests.\n"
+    yield "| policy | in target | TTFT p99 | replica-hours | of the bound | reversals |\n|---|--:|--:|--:|--:|--:|"
+    for policy in dict.fromkeys(cell.policy for cell in cells):
+        of = [cell for cell in cells if cell.policy == policy]
+        attained, hours, ratio = _means(of)
+        meets = attained >= ATTAINED and ratio is not None and ratio <= AIM and policy != CLAIRVOYANT
+        mark = "**" if meets else ""
+        texts = [
+            f"{100 * attained:.2f} %",
+            f"{fmean(cell.ttft_p99_s for cell in of):.2f} s",
+            f"{hours:.2f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{fmean(cell.reversals for cell in of):g}",
+        ]
+        yield f"| {policy} | " + " | ".join(f"{mark}{text}{mark}" for text in texts) + " |"
+    yield ""
+    if name == "day":
+        yield "| policy | |\n|---|---|"
+        yield from (f"| `{policy}` | {POLICIES[policy]} |" for policy in dict.fromkeys(cell.policy for cell in cells))
+        yield ""
+
+
+def _means(cells: Sequence[Cell]) -> tuple[float, float, float | None]:
+    ratios = [cell.ratio for cell in cells if cell.ratio is not None]
+    return (
+        fmean(cell.slo_attainment for cell in cells),
+        fmean(cell.replica_hours for cell in cells),
+        fmean(ratios) if len(ratios) == len(cells) else None,
+    )
+
+
+def _verdicts(cells: Sequence[Cell]) -> Iterator[str]:
+    """For each scenario and rule: better on both, on one at a price, or on none."""
+    yield "| scenario | rule | in target, ours less its | replica-hours, ours of its | |\n|---|---|--:|--:|---|"
+    for name in dict.fromkeys(cell.scenario for cell in cells):
+        ours, hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, "ours")])
+        for policy in dict.fromkeys(cell.policy for cell in cells):
+            if policy in ("ours", CLAIRVOYANT):
+                continue
+            its, its_hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, policy)])
+            better, cheaper = ours >= its, hours <= its_hours
+            word = {
+                (True, True): "better and cheaper",
+                (True, False): "better, dearer",
+                (False, True): "cheaper, worse",
+                (False, False): "**worse and dearer**",
+            }[better, cheaper]
+            yield f"| {name} | {policy} | {100 * (ours - its):+.2f} points | {hours / its_hours:.2f} | {word} |"

@@ -133,9 +133,7 @@ def _waiting(signals: Signals, led: Thresholds, most: int) -> Signal:
     return Signal(SignalName.WAITING, waiting.value, threshold, min(there + 1 + backlog, most), waiting.age_s, words)
 
 
-def _kv_usage(
-    signals: Signals, led: Thresholds, calibration: Calibration | None, lasts: bool, most: int
-) -> Signal:
+def _kv_usage(signals: Signals, led: Thresholds, calibration: Calibration | None, lasts: bool, most: int) -> Signal:
     """Over its threshold it asks for one more, and for as many as bring each server back to the rate of the threshold:
     by the load test, or else as if usage went with the rate."""
     usage, threshold = signals.kv_usage, led.kv_usage_ratio

@@ -187,7 +187,8 @@ class Recommender:
         return _too_much(signals, led, led.running or self._borne, left)
 
     def _note(self, signals: Signals, led: Thresholds, rows: list[Signal]) -> None:
-        if any((row.replicas or 0) > signals.ready for row in rows if row.name not in _FLOORS):
+        there = signals.ready + signals.stale
+        if any((row.replicas or 0) > there for row in rows if row.name not in _FLOORS):
             self._asked_at_s = signals.at_s
         waiting, running = signals.waiting, signals.running
         if waiting is not None and running is not None and led.waiting is not None and waiting.value <= led.waiting:
@@ -213,13 +214,15 @@ class Recommender:
         if p99.value <= target_s:
             early = p99.value < _EARLY_RATIO * target_s and self._past_knee(signals)
             return Verdict.EARLY if early else Verdict.OK
-        if signals.ready < self._desired:
+        if signals.ready + signals.stale < self._desired:
             return Verdict.SCALING
         if self._desired >= self.policy.max_replicas:
             return Verdict.AT_CAPACITY
         # What is over its target may have begun before the servers came that were asked for.
         lately = signals.at_s - self._asked_at_s <= TTFT_WINDOWS * self.policy.window_s
-        return Verdict.SCALING if lately else Verdict.LATE
+        if lately:
+            return Verdict.SCALING
+        return None if signals.stale else Verdict.LATE  # a server that does not tell may be the one that is full
 
     def _past_knee(self, signals: Signals) -> bool:
         """Whether the servers have more than the load test says that they can have within the target."""

@@ -233,6 +233,13 @@ class TestTheVerdict:
     def test_early_when_past_the_knee_it_is_far_below_the_target(self) -> None:
         assert self.judged(Run(), slow=False, rate=35.0) is Verdict.EARLY
 
+    def test_with_a_server_that_does_not_tell_the_thresholds_are_not_blamed_and_nothing_is_on_its_way(self) -> None:
+        run = Run()
+        assert self.judged(run, slow=True, rate=15.0) is Verdict.LATE
+        there = [server(0, ttft=tokens(run, slow=True)), server(1, state=ServerState.STALE)]
+        assert run.look(there, 15.0).verdict is None
+        assert run.for_s(60, [server(number, state=ServerState.STALE) for number in range(2)], 15.0).verdict is None
+
     def test_nothing_is_judged_without_a_target_or_requests(self) -> None:
         assert self.judged(Run(policy(ttft_target_s=None)), slow=True, rate=5.0) is None
         assert Run().for_s(300, servers(2), rate=5.0).verdict is None

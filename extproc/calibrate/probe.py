@@ -93,11 +93,17 @@ async def probe(server: Server, plan: Plan, identified: tuple[ServerCard, list[s
             raise ServerError(
                 f"{server.url} tells neither /tokenize nor usage: no prompt of a known length can be made"
             )
-        cost = WordCost.of((_FEW, few.prompt_tokens), (_MANY, many.prompt_tokens))
+        try:
+            cost = WordCost.of((_FEW, few.prompt_tokens), (_MANY, many.prompt_tokens))
+        except ValueError as error:
+            raise ServerError(f"{server.url} counts tokens oddly: {error}") from None
         prompts = Prompts(None, cost, plan.shared_ratio, SystemRandom())
 
     def next_request(rng: Random) -> bytes:
-        prompt, output = plan.lengths.draw(rng, most)
+        try:
+            prompt, output = plan.lengths.draw(rng, most)
+        except ValueError as error:
+            raise ServerError(str(error)) from None
         return _body(plan, card.model, prompts.make(prompt), output, forced=forced)
 
     rng = Random(f"{plan.seed} idle")

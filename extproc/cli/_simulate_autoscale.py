@@ -22,9 +22,9 @@ def names() -> None:
     from extproc.sim.scaling.scenarios import POLICIES, SCENARIOS
 
     width = max(len(name) for name in (*SCENARIOS, *POLICIES))
-    sys.stdout.write("scenarios\n")
+    sys.stdout.write("scenarios (loads count servers at the knee of the load test)\n")
     for name, scenario in SCENARIOS.items():
-        sys.stdout.write(f"  {name.ljust(width)}  {scenario.words} ({scenario.seconds / 60:g} min)\n")
+        sys.stdout.write(f"  {name.ljust(width)}  {scenario.words} ({scenario.seconds / 60:.0f} min)\n")
     sys.stdout.write("policies\n")
     for name, words in POLICIES.items():
         sys.stdout.write(f"  {name.ljust(width)}  {words}\n")

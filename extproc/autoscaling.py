@@ -164,6 +164,8 @@ class _Scaled:
         self._tightening = Tightening(policy) if autoscale.tighten else None
         self._look = PoolLook(pool, self._requests)
         self._verdict: Verdict | None = None  # the last that there was
+        self._verdict_since_s = float("-inf")
+        self._told_verdict: Verdict | None = None
         self._too_low = 0  # the most servers that min_replicas was said to lack
         self._told: set[str] = set()
 
@@ -217,11 +219,7 @@ class _Scaled:
             self._log(logging.INFO, f"{servers} recommended: {now.reason}")
         if before is not None and now.desired is not None and now.stale and not before.stale:
             self._log(logging.WARNING, "nothing is recommended any more: the load of no server is known")
-        if now.verdict is not None and now.verdict is not self._verdict:
-            self._verdict = now.verdict
-            level, words = _VERDICTS[now.verdict]
-            first_token = f"time to first token {now.ttft_p99_s:.3g} s (p99), target {now.ttft_target_s:.3g} s"
-            self._log(level, f"verdict {now.verdict}: {first_token}; {words}")
+        self._tell_verdict(now)
         if (now.min_too_low or 0) > self._too_low:
             self._too_low = now.min_too_low or 0
             self._log(
@@ -229,6 +227,20 @@ class _Scaled:
                 f"min_replicas too low: the fastest ramp within {now.lead_s:.0f} s, which a server takes to come,"
                 f" needs {now.min_too_low}",
             )
+
+    def _tell_verdict(self, now: Recommendation) -> None:
+        """Once it has lasted for a window: near a bound it goes to and fro."""
+        if now.verdict is None:
+            return
+        if now.verdict is not self._verdict:
+            self._verdict, self._verdict_since_s = now.verdict, now.at_s
+        lasted_s = now.at_s - self._verdict_since_s
+        if now.verdict is self._told_verdict or lasted_s < self.recommender.policy.window_s:
+            return
+        self._told_verdict = now.verdict
+        level, words = _VERDICTS[now.verdict]
+        first_token = f"time to first token {now.ttft_p99_s:.3g} s (p99), target {now.ttft_target_s:.3g} s"
+        self._log(level, f"verdict {now.verdict}: {first_token}; {words}")
 
     def _log(self, level: int, words: str) -> None:
         log.log(level, "pool %s: %s", self._pool.name, words)

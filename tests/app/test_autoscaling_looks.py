@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from extproc.autoscale.recommendation import Verdict
 from extproc.autoscaling import Autoscaling
 from extproc.config.settings import Settings
 from extproc.pool.sample import Histogram, LoadSample
@@ -71,7 +72,12 @@ def test_a_change_of_the_number_and_of_the_verdict_is_logged_once_with_its_reaso
 ) -> None:
     caplog.set_level(logging.INFO, "extproc.autoscaling")
     world = World()
-    world.seconds(100, quick=2.0)
+    world.seconds(60, quick=2.0)
+    latest = world.autoscaling.get("vllm")
+    assert latest is not None
+    assert latest.verdict is Verdict.OK
+    assert not told(caplog, "verdict"), "it has not lasted for a window yet"
+    world.seconds(40, quick=2.0)
     assert told(caplog, "recommended") == [
         "pool vllm: 2 servers are recommended: 2 stay: the first window of signals is complete in 60 s;"
         " the pool is uncalibrated, its thresholds are safe defaults"

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from extproc.autoscale.latest import Explained
-from extproc.autoscale.recommendation import Recommendation, Signal
+from extproc.autoscale.recommendation import Signal
 
 INDEX = """\
   /autoscale/v1/pools[/POOL]     how many servers a pool should have, and why; 503 while that is not known
@@ -74,19 +74,8 @@ def view(latest: Explained, pool: str) -> dict[str, Any]:
         "tightened_to": _round(remarks.tightened_to),
         "warnings": list(remarks.warnings),
     }
-    error = _NOT_YET if found is None else _why_not(found)
+    error = _NOT_YET if found is None else found.doubt
     return shown if error is None else shown | {"error": error}
-
-
-def _why_not(found: Recommendation) -> str | None:
-    """Why it is no number to go by; None: it is one."""
-    if found.desired is None:
-        return found.reason
-    if not found.stale:
-        return None
-    if found.age_s is None:
-        return "the load of its servers is not known"
-    return f"the load of its servers was last known {found.age_s:.0f} s ago"
 
 
 def _signal(signal: Signal) -> dict[str, Any]:

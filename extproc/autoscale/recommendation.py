@@ -64,3 +64,14 @@ class Recommendation:
     cold_start_s: float
     lead_s: float
     min_too_low: int | None  # so many servers the fastest ramp needs before others can come; None: min_replicas do
+
+    @property
+    def doubt(self) -> str | None:
+        """Why it is no number to go by; None: it is one."""
+        if self.desired is None:
+            return self.reason
+        if not self.stale:
+            return None
+        if self.age_s is None:
+            return "the load of its servers is not known"
+        return f"the load of its servers was last known {self.age_s:.0f} s ago"

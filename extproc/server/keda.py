@@ -109,13 +109,9 @@ class KedaScaler:
         found = self._latest.get(pool)
         if found is None:
             return "it was not looked at yet"
-        if found.desired is None:
-            return found.reason
-        if not found.stale:
+        if found.desired is not None and found.doubt is None:
             return found.desired
-        if found.age_s is None:
-            return "the load of its servers is not known"
-        return f"the load of its servers was last known {found.age_s:.0f} s ago"
+        return found.doubt or found.reason
 
 
 def handlers(scaler: KedaScaler) -> dict[str, Handler]:

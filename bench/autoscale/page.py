@@ -11,6 +11,21 @@ from extproc.sim.scaling.scenarios import COLD_START, MOST, POLICIES, SCENARIOS,
 AIM = 1.2  # of the clairvoyant's replica-hours
 
 
+_WHY = (
+    "## Why it costs what it costs\n",
+    "- *The way down.* A server goes when the load would fit on the others at 0.7 of the thresholds, for five minutes,"
+    " one at a time. While a load falls, that is up to 1/0.7 of what it needs and one server more. It is the price of"
+    " not turning round, and of the headroom that bursts meet.",
+    "- *One server's knee.* A fleet bears more for each server than one alone, since a queue may use any: at the knee"
+    " of the load test it is well below the target, and the clairvoyant's factor finds how far. The thresholds are those"
+    " of one server, as the load test has them.",
+    "- *Chance.* At a few requests a second a minute's count is off by some per cent, and what was asked for by chance"
+    " stays for five minutes. A larger `window_s` is calmer, and later.",
+    "- The clairvoyant stands at the edge: a few per cent more load than it knew, and its requests queue. No rule that"
+    " does not know the load can stand there.\n",
+)
+
+
 def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
     """All of it. `cells`: of each scenario and seed one for each policy."""
     told = ", ".join(str(seed) for seed in seeds)
@@ -43,7 +58,7 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
     ]
     for name in dict.fromkeys(cell.scenario for cell in cells):
         out += _scenario(name, [cell for cell in cells if cell.scenario == name])
-    out += ["## What ours wins and loses\n", *_verdicts(cells), ""]
+    out += ["## What ours wins and loses\n", *_verdicts(cells), "", *_WHY]
     return "\n".join(out)
 
 

@@ -17,7 +17,7 @@ from bench.common.process import ROOT
 from extproc.prefix.approximate import ApproximateIndex
 
 ENDPOINTS = 64
-_CHAIN = 200
+LONG, SHORT = 200, 1  # blocks of a prompt: 100,000 tokens or so; as few as are indexed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class Weight:
     """Of an index that holds so many blocks, by tracemalloc."""
 
     blocks: int
-    filled_bytes: int  # when it has just become full
+    filled_bytes: int  # when it has just become full, with long prompts
     evicting_bytes: int  # when it has evicted as many blocks as it holds
+    short_bytes: int  # likewise, with short ones: what a prompt takes beside its blocks counts most
 
     def mb_per_million(self, of_bytes: int) -> float:
         return of_bytes / self.blocks
@@ -40,7 +41,8 @@ def weigh(blocks: int) -> Weight:
     return Weight(**json.loads(done.stdout))
 
 
-def _weigh_here(blocks: int) -> dict[str, int]:
+def _weigh_here(blocks: int, prompt_blocks: int) -> tuple[int, int]:
+    """Bytes when it has just become full, and when it has evicted as much."""
     rng = random.Random(2)
     index = ApproximateIndex(max_blocks=blocks)
     slots = [index.add_endpoint() for _ in range(ENDPOINTS)]
@@ -48,12 +50,27 @@ def _weigh_here(blocks: int) -> dict[str, int]:
     tracemalloc.start()
     filled, number = 0, 0
     while index.stats().evicted_blocks < blocks:
-        index.insert(slots[number % ENDPOINTS], [rng.getrandbits(64) for _ in range(_CHAIN)])
+        prompt = [rng.getrandbits(64) for _ in range(prompt_blocks)]
+        index.insert(slots[number % ENDPOINTS], prompt, rng.getrandbits(64))
         number += 1
         if not filled and index.stats().evicted_blocks:
             filled = tracemalloc.get_traced_memory()[0]
-    return {"blocks": blocks, "filled_bytes": filled, "evicting_bytes": tracemalloc.get_traced_memory()[0]}
+    evicting = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return filled, evicting
+
+
+def _main(blocks: int) -> dict[str, int]:
+    filled, evicting = _weigh_here(blocks, LONG)
+    gc.collect()
+    few = max(1, blocks // 8)  # they take their time
+    return {
+        "blocks": blocks,
+        "filled_bytes": filled,
+        "evicting_bytes": evicting,
+        "short_bytes": _weigh_here(few, SHORT)[1] * blocks // few,
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(_weigh_here(int(sys.argv[1]))))
+    print(json.dumps(_main(int(sys.argv[1]))))

@@ -10,7 +10,7 @@ from importlib import metadata
 from bench.common import machine
 from bench.pick import report
 from bench.pick.measure import Row
-from bench.pick.memory import ENDPOINTS, Weight
+from bench.pick.memory import ENDPOINTS, LONG, SHORT, Weight
 
 BUSY_RATIO = 0.1  # of the machine's CPU, taken by others: above that the run should be repeated
 
@@ -57,7 +57,9 @@ def render(rows: Sequence[Row], weight: Weight | None, others_ratio: float, comm
             "## Memory",
             f"A million indexed blocks take {weight.mb_per_million(weight.filled_bytes):.0f} MB when the index has just"
             f" become full, and {weight.mb_per_million(weight.evicting_bytes):.0f} MB once it has evicted as many as it"
-            f" holds ({weight.blocks:,} blocks over {ENDPOINTS} endpoints, tracemalloc).",
+            f" holds, in prompts of {LONG} blocks ({weight.blocks:,} blocks over {ENDPOINTS} endpoints, tracemalloc)."
+            f" In prompts of {SHORT} block each, the shortest that are indexed, it would be"
+            f" {weight.mb_per_million(weight.short_bytes):.0f} MB.",
         ]
     parts += ["## How it was measured", METHOD]
     return "\n\n".join(parts) + "\n"

@@ -1,8 +1,8 @@
 """Which prefixes does each server hold, going by where requests were sent?
 
 One flat table: block hash -> the set of endpoints, as the bits of an integer. Beside it, per endpoint, its blocks in
-the order of their last use. A request uses its blocks from the last to the first, so a block is never older than one
-that builds on it, and evicting the oldest first takes chains from their tails. It follows that
+the order of their last use (`extproc.prefix.holding`). A request uses its blocks from the last to the first, so a block
+is never older than one that builds on it, and evicting the oldest first takes chains from their tails. It follows that
 
     an endpoint holds a block only if it holds all blocks before it,
 
@@ -14,9 +14,9 @@ endpoint above the equal share gives way. Forgetting an endpoint takes its bit o
 are cleaned up by and by, at most a few per block inserted, and the bit is used again when that is done. No call's work
 depends on how much is held.
 
-Memory: 140 to 200 bytes for a block and holder while it fills; 220 to 300 once it is full and evicts, since dicts that
-are deleted from stay larger. A million took 269 MB (CPython 3.11, 64 endpoints, measured with tracemalloc by
-`make bench-pick`).
+Memory: of a block and holder 85 to 140 bytes while it fills, and 130 to 210 once it is full and evicts, since dicts
+that are deleted from stay larger; the more, the shorter the prompts. Where they have a block or two each it is 300 to
+450 (CPython 3.11, 64 endpoints, tracemalloc, as `make bench-pick` measures it).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from extproc.prefix.blocks import blocks_within
 from extproc.prefix.holding import UNBOUNDED, Holding
 from extproc.prefix.index import IndexStats
 
-BYTES_PER_BLOCK = 300
+BYTES_PER_BLOCK = 300  # an estimate on the safe side for all but the shortest prompts
 DEFAULT_MAX_BLOCKS = 1_000_000
 
 # A dict that grows is copied as a whole: 15 to 60 ms for a million entries, under 0.5 ms for 1/64 of them.

@@ -74,10 +74,11 @@ def test_a_target_is_judged_by_the_median_and_one_that_was_not_measured_is_not_m
 @pytest.mark.parametrize(("others_ratio", "warned"), [(0.05, False), (0.5, True)])
 def test_the_page_says_when_the_machine_was_busy(others_ratio: float, warned: bool) -> None:
     rows = [Row(4, 4, 1000, stage, 2.0, 1.0, 50) for stage in STAGES]
-    text = page.render(rows, Weight(1000, 200_000, 300_000), others_ratio, "make bench-pick")
+    text = page.render(rows, Weight(1000, 200_000, 300_000, 400_000), others_ratio, "make bench-pick")
     assert ("disturbs" in text) is warned
     assert "200 MB" in text
     assert "300 MB" in text
+    assert "400 MB" in text
     assert "| 4 | 4 KB | 2 (1) |" in text
 
 

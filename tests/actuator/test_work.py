@@ -221,6 +221,24 @@ def test_a_drain_that_the_service_has_forgotten_is_begun_again(world: World) -> 
     assert world.says("drains 10.0.0.1:8001 again") == 1
 
 
+def test_a_server_that_the_service_does_not_know_now_is_not_stopped_at_once(world: World) -> None:
+    """The service may have just started, and may not have found its servers yet."""
+    world.add(8000, in_flight=9)
+    victim = world.machines[world.add(8001, in_flight=5)]
+    actuator = world.actuator()
+    actuator.round()
+    victim.seen = False
+    world.run_for(actuator, 12.0)
+    assert world.commands == []
+    victim.seen = True
+    world.run_for(actuator, 12.0)
+    victim.seen = False
+    world.run_for(actuator, 12.0)
+    assert world.commands == []
+    world.run_for(actuator, 12.0)
+    assert world.commands == ["stop 10.0.0.1:8001"]
+
+
 def test_a_drain_that_somebody_ended_is_left_to_them(world: World) -> None:
     world.add(8000, in_flight=9)
     victim = world.machines[world.add(8001, in_flight=5)]

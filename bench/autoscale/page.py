@@ -17,8 +17,8 @@ _WHY = (
     " one at a time. While a load falls, that is up to 1/0.7 of what it needs and one server more. It is the price of"
     " not turning round, and of the headroom that bursts meet.",
     "- *One server's knee.* A fleet bears more for each server than one alone, since a queue may use any: at the knee"
-    " of the load test it is well below the target, and the clairvoyant's factor finds how far. The thresholds are those"
-    " of one server, as the load test has them.",
+    " of the load test it is well below the target, and the clairvoyant's factor finds how far. The thresholds are"
+    " those of one server, as the load test has them.",
     "- *Chance.* At a few requests a second a minute's count is off by some per cent, and what was asked for by chance"
     " stays for five minutes. A larger `window_s` is calmer, and later.",
     "- The clairvoyant stands at the edge: a few per cent more load than it knew, and its requests queue. No rule that"
@@ -47,8 +47,8 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         f" tolerance of 10 %; at most {MOST} servers. Replica-hours count from when a server is asked for until it is"
         " gone, starting and draining included. A server that goes is drained, whoever asks.",
         "- `ours` has the default settings and the profile. The others have Kubernetes' and KEDA's defaults: down to"
-        " the most that was asked for in 300 s, several at once. Their gauges are means over a minute, which is kinder than"
-        " one reading.",
+        " the most that was asked for in 300 s, several at once. Their gauges are means over a minute, which is kinder"
+        " than one reading.",
         "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
         " fills at the knee, times one factor, the smallest with which"
         f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",

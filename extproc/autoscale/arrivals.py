@@ -19,7 +19,7 @@ from extproc.autoscale.reading import Offered
 PARTS = 6  # of a window: the points of the growth
 _MOST_MARKS = 1024
 _GROWTH_POINTS = 24  # at most: more cost time and tell little
-_THIRDS = 3
+_QUARTERS = 4  # a step can stand in two of the three rises between them, and not in all
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
 _RISES_KEPT = 24
@@ -74,8 +74,8 @@ class Arrivals:
         little is known.
 
         What is counted for a short time seems to grow by chance: the error of a slope falls with the length to the
-        power of 1.5. Nor does it grow faster than it rose from each third of this time to the next: what jumps once is
-        a step or a burst, and no ramp.
+        power of 1.5. Nor does it grow faster than it rose from each quarter of this time to the next: what jumps once
+        is a step or a burst, and no ramp.
         """
         span_s = max(2.0 * self._window_s, self._lead_s)
         marks = [mark for mark in self._marks if mark.at_s >= now - span_s - self._part_s]
@@ -83,8 +83,8 @@ class Arrivals:
         grows = slope(_rates(marks[::-1][::stride][::-1]))
         if grows is None or grows <= 0.0:
             return grows
-        parts = _rates([self._since(now - span_s * (1.0 - n / _THIRDS)) for n in range(_THIRDS + 1)])
-        if len(parts) < _THIRDS:
+        parts = _rates([self._since(now - span_s * (1.0 - n / _QUARTERS)) for n in range(_QUARTERS + 1)])
+        if len(parts) < _QUARTERS:
             return None
         rises = [(late - early) / (late_s - early_s) for (early_s, early), (late_s, late) in pairwise(parts)]
         return min(grows, max(0.0, min(rises)))

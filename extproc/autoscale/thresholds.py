@@ -16,7 +16,9 @@ from math import isfinite
 LEAST_RATIO = 0.4  # of the knee: below it the table says little, and servers would idle
 # A gauge that is read between two steps of the engine shows requests that wait for nothing but the next step.
 LEAST_WAITING = 0.5
-LEAST_KV_RATIO = 0.1  # a few long prompts take as much
+# A cache that is half empty lacks no room, however full it was at the knee: where something else is short there, longer
+# requests fill it without harm.
+LEAST_KV_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,12 @@ class Calibration:
         """What was read at this rate, by a straight line between the steps around it, and the outermost beyond them."""
         waiting = self._read("waiting", rate_per_s)
         kv_ratio = self._read("kv_usage_ratio", rate_per_s)
+        if kv_ratio is not None:
+            kv_ratio = max(kv_ratio, LEAST_KV_RATIO)
         return Thresholds(
             rate_per_s=rate_per_s,
             waiting=None if waiting is None else max(waiting, LEAST_WAITING),
-            kv_usage_ratio=None if kv_ratio is None else max(kv_ratio, LEAST_KV_RATIO),
+            kv_usage_ratio=kv_ratio,
             running=self._read("running", rate_per_s),
             prefill_tokens_per_s=self._read("prefill_tokens_per_s", rate_per_s),
             kv_tokens=None if kv_ratio is None or self.kv_tokens is None else self.kv_tokens * kv_ratio,

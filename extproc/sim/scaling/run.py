@@ -182,7 +182,7 @@ class _Run:
 
     def to_the_end(self) -> Ran:
         for _ in range(self._plan.servers):
-            server = self._add(0.0, 0.0)
+            server = self._add(0.0, -_LEAD_S)
             self._seen(-_LEAD_S, server.number)
         self._put(0.0, self._tick)
         self._put(0.0, self._look)

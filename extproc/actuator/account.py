@@ -110,7 +110,8 @@ def observe(
     """The account after a look at the pool, and what has happened. Whoever serves is not coming any more."""
     events: list[Event] = []
     leaving = None if account.retiring is None else account.retiring.endpoint
-    for each in account.coming:
+    # A new address is rather that of a server which is not late: of a late one there may be none.
+    for each in sorted(account.coming, key=lambda coming: coming.late):
         if each.endpoint is not None and each.endpoint == leaving:
             continue  # given up
         after_s = max(0.0, now - each.since)
@@ -119,10 +120,12 @@ def observe(
             named = {server.address for server in servers if any(map(server.is_at, told))}
             new = [server.address for server in servers if server.address not in {*each.before, *named}]
             if new:
-                # Who has a new address has no drain of somebody before it.
-                each = replace(each, endpoint=new[0], cleared=True)
+                # Who has a new address has no drain of somebody before it. A late one has its time from now on.
+                since = now if each.late else each.since
+                each = replace(each, endpoint=new[0], cleared=True, late=False, since=since)
                 account = account.with_coming(each)
                 events.append(Event(Change.APPEARED, each, after_s))
+                after_s = max(0.0, now - since)
         server = None if each.endpoint is None else find(servers, each.endpoint)
         if server is not None and server.state in SERVING:
             account = replace(account.without_coming(each.number), start_pause=Pause())

@@ -158,8 +158,9 @@ def _start(account: Account, advice: Advice, there: Count, rules: Rules, now: fl
         kept = f"{there.lost} that were started and never came" if there.lost else "the one that is still to be stopped"
         why = f"{wanted}, but with {kept} that would be more than max_replicas, {advice.max_replicas}"
         return Step(Do.WAIT, why, topic=f"full {there.lost}")
-    if rules.most_starting is not None and len(account.coming) >= rules.most_starting:
-        why = f"{wanted}; {len(account.coming)} start, and no more than that may at once"
+    starting = _starting(account)
+    if rules.most_starting is not None and starting >= rules.most_starting:
+        why = f"{wanted}; {starting} start, and no more than that may at once"
         return Step(Do.WAIT, why, topic="starting")
     left_s = account.start_pause.left_s(now)
     if left_s:
@@ -171,12 +172,17 @@ def _start(account: Account, advice: Advice, there: Count, rules: Rules, now: fl
 
 def _fewer(account: Account, advice: Advice, there: Count, servers: Sequence[Server], now: float) -> Step:
     wanted = f"{advice.desired} are wanted and {there.provisioned} are there"
-    if account.coming:
+    if _starting(account):
         return Step(Do.WAIT, f"{wanted}; first those that start must serve", topic="fewer, starting")
     if there.out:
         who = next(server.address for server in servers if server.state in OUT)
         return Step(Do.WAIT, f"{wanted}; first the drain of {who} must end", topic=f"fewer, draining {who}")
     return _unless_paused(account, now, Step(Do.RETIRE, advice.reason))
+
+
+def _starting(account: Account) -> int:
+    """Servers that were started and are still expected to serve."""
+    return sum(not each.late for each in account.coming)
 
 
 def _unless_paused(account: Account, now: float, step: Step) -> Step:

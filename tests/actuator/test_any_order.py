@@ -26,7 +26,7 @@ _EVENT = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(_EVENT, max_size=25))
 def test_nothing_is_stopped_that_was_not_drained_and_bounds_hold(events: list[tuple[str, object]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,9 @@ def test_nothing_is_stopped_that_was_not_drained_and_bounds_hold(events: list[tu
             machine.in_flight = 0
         world.run_for(actuator, 3000.0, every_s=20.0)
         wanted = min(max(world.desired, world.min_replicas), world.max_replicas)
-        assert len(world.machines) == wanted
+        # Starts of which nothing came may have made machines that nobody sees: they count for the maximum.
+        lost = sum(each.late and each.endpoint is None for each in actuator.account.coming)
+        assert min(wanted, world.max_replicas - lost) <= len(world.machines) <= wanted
         assert not any(machine.phase for machine in world.machines.values())
 
 

@@ -274,6 +274,44 @@ def test_servers_that_never_appear_are_replaced_only_up_to_the_maximum(world: Wo
     assert world.says("has not appeared") == 3
 
 
+def test_one_that_never_came_is_not_taken_to_be_the_next_one_that_does(world: World) -> None:
+    world.add(8000)
+    world.rules = Rules(start_timeout_s=60.0)
+    world.desired, world.told, world.crash_at = 2, False, 0
+    with pytest.raises(Crash):
+        world.actuator().round()  # before its command began: nothing was started
+    actuator = world.actuator()
+    world.run_for(actuator, 300.0)
+    assert world.commands == ["start"]
+    assert len(world.machines) == 2
+    assert world.says("does not serve") == 0
+
+
+def test_one_that_never_came_keeps_no_other_from_going(world: World) -> None:
+    world.add(8000)
+    world.rules = Rules(start_timeout_s=60.0)
+    world.desired, world.crash_at = 2, 0
+    with pytest.raises(Crash):
+        world.actuator().round()
+    actuator = world.actuator()
+    world.run_for(actuator, 300.0)
+    assert len(world.machines) == 2
+    world.desired = 1
+    world.run_for(actuator, 60.0)
+    assert len(world.machines) == 1
+
+
+def test_one_that_appears_late_has_its_time_to_serve(world: World) -> None:
+    world.rules = Rules(start_timeout_s=60.0)
+    world.told, world.seen_after_s, world.max_replicas = False, 70.0, 1
+    world.cold_start_s = 110.0
+    actuator = world.actuator()
+    world.run_for(actuator, 200.0)
+    assert world.says("has not appeared") == 1
+    assert world.commands == ["start"]
+    assert actuator.account.coming == ()
+
+
 def test_a_start_command_that_names_a_server_that_serves_has_failed(world: World) -> None:
     address = world.add(8001)
     world.desired, world.port_step = 2, 0

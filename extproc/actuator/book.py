@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
+from extproc import whole_file
 from extproc.actuator.account import Account, decode, encode
 
 
@@ -86,18 +87,8 @@ class Book:
 
     def save(self, account: Account) -> None:
         """Replace it. Raises BookError; the file is then as it was."""
-        new = self.path.with_name(self.path.name + ".new")
         try:
-            with new.open("wb") as file:
-                file.write(encode(account))
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path)
-            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            whole_file.replace(self.path, encode(account))
         except OSError as error:
             raise BookError(f"{self.path}: {error.strerror}: nothing is done that could not be kept") from None
 

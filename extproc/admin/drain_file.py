@@ -1,7 +1,6 @@
 """How do drains survive a restart of the service?
 
-They are kept in one JSON file that is replaced as a whole (a new file, fsync, rename), so that whenever the process or
-the machine dies, the file is the old one or the new one. Times in it are of the wall clock: a deadline goes on while
+They are kept in one JSON file that is replaced as a whole. Times in it are of the wall clock: a deadline goes on while
 the service is away.
 """
 
@@ -9,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from extproc import whole_file
 from extproc.endpoint import Address
 from extproc.pool.drain import By, Phase
 
@@ -65,17 +64,7 @@ class DrainFile:
 
     def save(self, drains: Iterable[Saved]) -> None:
         """Replace what was saved. Raises OSError; the old file is then as it was."""
-        new = self.path.with_name(self.path.name + ".new")
-        with new.open("wb") as file:
-            file.write(encode(drains))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        whole_file.replace(self.path, encode(drains))
 
 
 def encode(drains: Iterable[Saved]) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from extproc import whole_file
 from extproc.autoscale.profile import Server, StepRow
 from extproc.calibrate.errors import CalibrationError, OtherParametersError
 
@@ -52,10 +53,8 @@ def save(path: Path, kept: Kept) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Raises CalibrationError."""
-    half = path.with_name(path.name + ".new")
     try:
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
+        whole_file.replace(path, text.encode())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be written: {error.strerror}") from None
 

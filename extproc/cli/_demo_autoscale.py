@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from extproc.cli import _demo_autoscale_config, _demo_autoscale_fleet
 from extproc.cli._demo_autoscale_config import POOL
@@ -16,6 +16,7 @@ from extproc.cli._demo_autoscale_story import BASE_PER_S, Story
 from extproc.cli._demo_autoscale_view import Picture
 from extproc.cli._demo_autoscale_watch import Watch
 from extproc.cli._demo_config import Ports
+from extproc.cli._demo_stage import frames, play, tell, verdict
 from extproc.cli._demo_story import DemoError
 from extproc.cli._demo_view import Plain
 from extproc.cli._stack import Stack, urls
@@ -24,7 +25,7 @@ from extproc.config import load
 if TYPE_CHECKING:
     from rich.console import Console
 
-_FRAME_S = 0.25
+_LOOK_S = 0.25  # between two looks at whether `extproc scale` was started again
 _TOLD = frozenset({"start", "started", "ready", "drain", "stop", "stopped", "undrain", "failed", "late", "warning"})
 
 
@@ -65,9 +66,10 @@ class AutoscaleDemo:
             admin = str(stack.app.admin_address)
             watch = Watch(admin, clients)
             cleanup.push_async_callback(watch.close)
-            self._tell(
+            tell(
+                self._console,
                 f"Envoy on {urls(stack.data)}, the service's status on http://{admin}/status; servers come and go by"
-                f" {script}; log and configuration are beside it"
+                f" {script}; log and configuration are beside it",
             )
             view: Picture | Plain = (
                 Plain(self._console)
@@ -90,36 +92,23 @@ class AutoscaleDemo:
         self, stop: asyncio.Event, stack: Stack, scaler: Scaler, watch: Watch, story: Story, view: Picture | Plain
     ) -> None:
         """Play until the end, a signal, or the end of a part."""
-        playing = asyncio.create_task(self._play(story, view, stack, scaler), name="story")
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        tasks: tuple[asyncio.Task[Any], ...] = (
-            asyncio.create_task(stack.wait_envoy(), name="envoy"),
-            asyncio.create_task(_frames(view), name="frames"),
-            asyncio.create_task(watch.run(), name="watch"),
-            asyncio.create_task(_scales(scaler), name="scale"),
-            playing,
-            stopped,
+        self.interrupted = await play(
+            stop,
+            self._play(story, view, stack, scaler),
+            stack.wait_envoy(),
+            frames(view.refresh),
+            watch.run(),
+            _scales(scaler),
         )
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            self.interrupted = stopped.done() and not playing.done()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self, story: Story, view: Picture | Plain, stack: Stack, scaler: Scaler) -> None:
         await story.play()
         self.exit_code = 0 if story.failed == 0 else 1
-        total = story.held + story.failed
-        verdict = f"all {total} checks held" if not story.failed else f"{story.failed} of {total} checks failed"
+        found = verdict(story.held, story.failed)
         if self._check:
-            view.say("", verdict)
+            view.say("", found)
             return
-        view.say(f"{verdict}; now it is yours", "The load goes on. Try these in another terminal; Ctrl-C ends it all.")
+        view.say(f"{found}; now it is yours", "The load goes on. Try these in another terminal; Ctrl-C ends it all.")
         for line in self._to_try(stack):
             self._console.print(line, markup=False, soft_wrap=True)
         await scaler.start()
@@ -143,15 +132,6 @@ class AutoscaleDemo:
             "",
         ]
 
-    def _tell(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=not self._console.is_terminal)
-
-
-async def _frames(view: Picture | Plain) -> None:
-    while True:
-        view.refresh()
-        await asyncio.sleep(_FRAME_S)
-
 
 async def _scales(scaler: Scaler) -> None:
     """Raises DemoError when `extproc scale` ends by itself."""
@@ -159,4 +139,4 @@ async def _scales(scaler: Scaler) -> None:
         await scaler.wait()
         if not scaler.stopping:
             raise DemoError(scaler.failure)
-        await asyncio.sleep(_FRAME_S)
+        await asyncio.sleep(_LOOK_S)

@@ -8,11 +8,12 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from extproc.cli._demo_stage import frames, play, tell, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from extproc.cli._stack import Stack
 
 _INSTALL = 'The demo needs {what}. Install it with: pip install "vllm-extproc[demo]"'
-_FRAME_S = 0.25
 _SERVERS = 4
 _CHECK_SECONDS = 20.0
 _SHOW_SECONDS = 75.0  # time to read along
@@ -85,7 +85,7 @@ def demo(
         servers = MAX_REPLICAS + 1  # a new one may come while another one goes
     ports, moved = choose_ports(servers, port)
     if moved:
-        _tell(console, f"Ports in use here, so others were taken: {', '.join(moved)}.")
+        tell(console, f"Ports in use here, so others were taken: {', '.join(moved)}.")
     run: _Demo | AutoscaleDemo
     if autoscale:
         from extproc.cli._demo_autoscale import AutoscaleDemo
@@ -101,12 +101,12 @@ def demo(
         code = run.exit_code
     except Exception as error:
         logging.getLogger(__name__).exception("the demo ended")
-        _tell(console, f"The demo could not go on: {error}")
+        tell(console, f"The demo could not go on: {error}")
     finally:
         if code == 0 or run.interrupted:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            _tell(console, f"The log and Envoy's configuration are kept in {folder}")
+            tell(console, f"The log and Envoy's configuration are kept in {folder}")
     raise typer.Exit(130 if run.interrupted else code)  # 130: as a shell tells of Ctrl-C
 
 
@@ -173,7 +173,7 @@ class _Demo:
             await stack.start()
             traffic = Traffic(f"http://{stack.data[0]}")
             cleanup.push_async_callback(traffic.close)
-            _tell(
+            tell(
                 self._console,
                 f"Envoy on {urls(stack.data)}, the service's status on http://{stack.app.admin_address}/status,"
                 f" {len(fleet.names)} simulated servers; log and configuration in {self._folder}",
@@ -192,45 +192,19 @@ class _Demo:
 
     async def _run(self, stop: asyncio.Event, stack: Stack, story: Story, view: Picture | Plain) -> None:
         """Play until the end, a signal, or the end of Envoy."""
-        envoy = asyncio.create_task(stack.wait_envoy(), name="envoy")
-        frames = asyncio.create_task(_frames(view.refresh), name="frames")
-        playing = asyncio.create_task(self._play(story, view, stack), name="story")
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        tasks: tuple[asyncio.Task[Any], ...] = (envoy, frames, playing, stopped)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            self.interrupted = stopped.done() and not playing.done()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        self.interrupted = await play(stop, self._play(story, view, stack), stack.wait_envoy(), frames(view.refresh))
 
     async def _play(self, story: Story, view: Picture | Plain, stack: Stack) -> None:
         await story.play()
         self.exit_code = 0 if story.failed == 0 else 1
-        total = story.held + story.failed
-        verdict = f"all {total} checks held" if not story.failed else f"{story.failed} of {total} checks failed"
+        found = verdict(story.held, story.failed)
         if self._check:
-            view.say("", verdict)
+            view.say("", found)
             return
-        view.say(f"{verdict}; now it is yours", "Try these in another terminal, and watch. Ctrl-C ends it all.")
+        view.say(f"{found}; now it is yours", "Try these in another terminal, and watch. Ctrl-C ends it all.")
         for line in _curls(stack):
             self._console.print(line, markup=False, soft_wrap=True)
         await asyncio.Event().wait()
-
-
-def _tell(console: Console, text: str) -> None:
-    """A sentence: wrapped between words in a terminal, one line elsewhere."""
-    console.print(text, markup=False, soft_wrap=not console.is_terminal)
-
-
-async def _frames(draw: Callable[[], None]) -> None:
-    while True:
-        draw()
-        await asyncio.sleep(_FRAME_S)
 
 
 def _curls(stack: Stack) -> list[str]:

@@ -342,7 +342,7 @@ async def test_a_write_that_fails_leaves_the_old_file_and_is_told(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("extproc.admin.drain_file.os.fsync", full)
+    monkeypatch.setattr("extproc.whole_file.os.fsync", full)
     async with world.served() as ask:
         code, answer = await ask("POST", ONE)
     assert (code, answer["phase"], answer["survives_restart"]) == (200, "draining", False)

@@ -30,8 +30,8 @@ class Step:
     running: float | None = None  # mean
     kv_usage_ratio: float | None = None  # mean
     prefill_tokens_per_s: float | None = None  # prompt tokens computed
-    ttft_s: float | None = None  # median
-    token_interval_s: float | None = None  # median
+    ttft_s: float | None = None  # mean, as Little's law has it; or the median, where only that is known
+    token_interval_s: float | None = None  # as ttft_s
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, Cell
-from extproc.sim.scaling.scenarios import COLD_START, MOST, POLICIES, SCENARIOS, TARGET_S, profile
+from extproc.sim.scaling.scenarios import COLD_START, MOST, POLICIES, SCENARIOS, TARGET_S, at_knee, profile
 
 AIM = 1.2  # of the clairvoyant's replica-hours
 
@@ -29,7 +29,8 @@ _WHY = (
 def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
     """All of it. `cells`: of each scenario and seed one for each policy."""
     told = ", ".join(str(seed) for seed in seeds)
-    at_knee = profile().calibration.at(profile().knee_per_s)
+    of_seeds = "Seed" if len(seeds) == 1 else "Means over seeds"
+    knee = at_knee()
     out = [
         "# Autoscaling in simulation\n",
         "**This is simulation, not measurement.** The service's own router and recommender over simulated vLLM engines,"
@@ -41,8 +42,8 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         f" {TARGET_S:g} s. *In target* is the part of all requests that met it, those of cold starts and queues"
         " included.",
         f"- One server's load test, in virtual time, has its knee at {profile().knee_per_s:.3g} requests/s; there"
-        f" {at_knee.waiting:.2f} requests wait and {at_knee.running:.0f} run on average, and KV usage is"
-        f" {at_knee.kv_usage_ratio:.0%}. All thresholds are of this test.",
+        f" {knee.waiting:.2f} requests wait and {knee.running:.0f} run on average, and KV usage is"
+        f" {knee.kv_usage_ratio:.0%}. All thresholds are of this test.",
         f"- A cold start takes {COLD_START.total_s():.0f} s, 10 % more or less; an HPA looks every 15 s, with a"
         f" tolerance of 10 %; at most {MOST} servers. Replica-hours count from when a server is asked for until it is"
         " gone, starting and draining included. A server that goes is drained, whoever asks.",
@@ -52,7 +53,7 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
         " fills at the knee, times one factor, the smallest with which"
         f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",
-        f"Means over seeds {told}. In bold: what has {ATTAINED:.0%} in target for at most {AIM:g} of the bound's"
+        f"{of_seeds} {told}. In bold: what has {ATTAINED:.0%} in target for at most {AIM:g} of the bound's"
         " replica-hours.\n",
         "![Servers, load and time to first token over time](autoscale.png)\n",
     ]

@@ -15,7 +15,7 @@ from math import ceil, cos, pi
 
 from extproc.autoscale.cold_start import ColdStart
 from extproc.autoscale.policy import Policy
-from extproc.autoscale.profile import Profile
+from extproc.autoscale.profile import Profile, StepRow
 from extproc.autoscale.schedule import Schedule
 from extproc.sim.knee import Draw, between, knee
 from extproc.sim.scaling import scalers
@@ -49,6 +49,11 @@ LONG_ANSWERS = between((1000, 3000), (100, 500))
 def profile(draw: Draw = LENGTHS) -> Profile:
     """The load test of one server of this fleet, in virtual time. It takes some seconds."""
     return knee(ENGINE, draw, TARGET_S, SEED)
+
+
+def at_knee() -> StepRow:
+    """What the load test read at the knee: the targets of the common rules."""
+    return next(row for row in profile().steps if row.rate_per_s == profile().knee_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +142,14 @@ POLICIES: Mapping[str, str] = {
 
 def maker(policy: str, scenario: Scenario, plan: Plan) -> Maker:
     """The scaler of a policy that needs no search. Raises KeyError for another."""
-    at_knee = profile().calibration.at(profile().knee_per_s)
     if policy == "ours":
         return scalers.ours(scenario.policy(), scenario.unix_s)
     if policy == "no-lead":
         return scalers.ours(without_lead(scenario.policy()), scenario.unix_s)
     if policy == "hpa-waiting":
-        return scalers.on_waiting(at_knee.waiting or 1.0)
+        return scalers.on_waiting(at_knee().waiting or 1.0)
     if policy == "hpa-kv":
-        return scalers.on_kv_usage(at_knee.kv_usage_ratio or 1.0)
+        return scalers.on_kv_usage(at_knee().kv_usage_ratio or 1.0)
     if policy == "keda-rate":
         return scalers.on_rate(profile().knee_per_s)
     if policy == "static-peak":

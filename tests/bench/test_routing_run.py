@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,16 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None
     assert "no-such-arm" in why
 
 
+@pytest.fixture
+def heeding_sigint() -> Iterator[None]:
+    """What a shell runs in the background ignores SIGINT, and so does what that starts: tests are run so, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeding_sigint")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
     options = ["--workloads", "W8", "--arms", "extproc-least-loaded", "--seeds", "1", "--seconds", "60"]

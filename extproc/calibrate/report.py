@@ -21,7 +21,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 td.met { color: #2a7f3f; } td.missed { color: #c1121f; } tr.knee { background: #eef3fa; font-weight: 600; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; } svg { max-width: 100%; height: auto; }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
+
+from extproc.cli._simulate_words import fail, known, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,10 +43,10 @@ def simulate(
     """Run, show a table for each seed, and write what was asked for."""
     from extproc.sim.scaling.scenarios import POLICIES, SCENARIOS
 
-    name = _known("--autoscale", [scenario], list(SCENARIOS))
+    name = known("--autoscale", [scenario], list(SCENARIOS))
     if len(name) != 1:
-        _fail("--autoscale: one scenario at a time")
-    wanted = _known("--policy", policies or [each for each in POLICIES if each != "no-lead"], list(POLICIES))
+        fail("--autoscale: one scenario at a time")
+    wanted = known("--policy", policies or [each for each in POLICIES if each != "no-lead"], list(POLICIES))
     cells: list[Cell] = []
     try:
         for seed in seeds:
@@ -141,15 +143,6 @@ def _print_table(console: Console, title: str, titles: Sequence[str], lines: Seq
 def _write(cells: Sequence[Cell], json_file: Path | None, csv_file: Path | None, plot: Path | None) -> None:
     from extproc.sim.scaling.report import as_csv, as_record
 
-    def written(path: Path | None, write: Callable[[Path], object]) -> None:
-        if path is None:
-            return
-        try:
-            write(path)
-        except OSError as error:
-            _fail(f"{path} cannot be written: {error.strerror or error}")
-        sys.stderr.write(f"wrote {path}\n")
-
     written(json_file, lambda path: path.write_text(json.dumps([as_record(cell) for cell in cells], indent=1) + "\n"))
     written(csv_file, lambda path: path.write_text(as_csv(cells)))
     if plot is not None:
@@ -158,20 +151,3 @@ def _write(cells: Sequence[Cell], json_file: Path | None, csv_file: Path | None,
         seeds = ", ".join(str(seed) for seed in dict.fromkeys(cell.seed for cell in cells))
         first = [cell for cell in cells if cell.seed == cells[0].seed] if cells else []
         written(plot, lambda path: draw(first, path, f"simulated, seed {first[0].seed} of {seeds}"))
-
-
-def _known(option: str, words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The names meant. An unknown one ends the command, with what was probably meant."""
-    from extproc.config.problems import suggest
-    from extproc.sim.grid import names as meant
-
-    try:
-        return meant(words, known)
-    except KeyError as error:
-        word = str(error.args[0])
-        _fail(f'{option}: unknown "{word}"; {suggest(word, known)}')
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"extproc: {message}", err=True)
-    raise typer.Exit(2)

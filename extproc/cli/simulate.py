@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from extproc.cli._simulate_words import fail, known, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +73,10 @@ def simulate(
         _require_plot(plot)
     for path in (json_file, csv_file, plot):
         if path is not None and not path.parent.is_dir():
-            _fail(f"{path}: there is no folder {path.parent}")
+            fail(f"{path}: there is no folder {path.parent}")
     if list_ or autoscale is not None:
         if workloads or profile or baseline or servers or slow_server is not None or full_bodies:
-            _fail("--autoscale has loads and a fleet of its own: only --policy, --seed and the files go with it")
+            fail("--autoscale has loads and a fleet of its own: only --policy, --seed and the files go with it")
         from extproc.cli import _simulate_autoscale
 
         if list_:
@@ -84,62 +86,45 @@ def simulate(
         _simulate_autoscale.simulate(autoscale, policy, list(dict.fromkeys(seed or [1])), json_file, csv_file, plot)
         return
     if policy:
-        _fail("--policy goes with --autoscale; for workloads it is --profile or --baseline")
+        fail("--policy goes with --autoscale; for workloads it is --profile or --baseline")
     if not workloads:
-        _fail("name a workload (W1 to W9, or all), or --autoscale SCENARIO; --list has the scenarios")
+        fail("name a workload (W1 to W9, or all), or --autoscale SCENARIO; --list has the scenarios")
     from extproc.sim.grid import ENGINES, Grid
     from extproc.sim.policies import BASELINES, PROFILE_POLICIES
     from extproc.sim.workloads import WORKLOADS
 
     both = profile is None and baseline is None
     policies = [
-        *_known("--profile", profile or (["all"] if both else []), list(PROFILE_POLICIES)),
-        *_known("--baseline", baseline or (["all"] if both else []), list(BASELINES)),
+        *known("--profile", profile or (["all"] if both else []), list(PROFILE_POLICIES)),
+        *known("--baseline", baseline or (["all"] if both else []), list(BASELINES)),
     ]
     grid = Grid(
-        workloads=_known("WORKLOAD", workloads, list(WORKLOADS)),
+        workloads=known("WORKLOAD", workloads, list(WORKLOADS)),
         policies=policies,
         servers=list(dict.fromkeys(servers or [8])),
         seeds=list(dict.fromkeys(seed or [1])),
         seconds=seconds,
-        engine=_known("--preset", [preset], list(ENGINES))[0],
+        engine=known("--preset", [preset], list(ENGINES))[0],
         slow_factor=slow_server,
         full_bodies=full_bodies,
     )
     try:
         cells = _run(grid)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     _print(grid, cells)
     _write(grid, cells, json_file, csv_file, plot)
 
 
-def _known(option: str, words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The names meant. An unknown one ends the command, with what was probably meant."""
-    from extproc.config.problems import suggest
-    from extproc.sim.grid import names
-
-    try:
-        return names(words, known)
-    except KeyError as error:
-        word = str(error.args[0])
-        _fail(f'{option}: unknown "{word}"; {suggest(word, known)}')
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"extproc: {message}", err=True)
-    raise typer.Exit(2)
-
-
 def _require_plot(path: Path) -> None:
     if path.suffix not in _PLOT_FORMATS:
-        _fail(f"--plot {path}: the name must end with one of {', '.join(_PLOT_FORMATS)}")
+        fail(f"--plot {path}: the name must end with one of {', '.join(_PLOT_FORMATS)}")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        _fail(_PLOT_NEEDS)
+        fail(_PLOT_NEEDS)
 
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -257,15 +242,6 @@ def _print_table(console: Console, title: str, table: Table) -> None:
 
 def _write(grid: Grid, cells: Sequence[Cell], json_file: Path | None, csv_file: Path | None, plot: Path | None) -> None:
     from extproc.sim.report import as_csv, as_record
-
-    def written(path: Path | None, write: Callable[[Path], object]) -> None:
-        if path is None:
-            return
-        try:
-            write(path)
-        except OSError as error:
-            _fail(f"{path} cannot be written: {error.strerror or error}")
-        sys.stderr.write(f"wrote {path}\n")
 
     whole = {"grid": asdict(grid), "runs": [as_record(cell) for cell in cells]}
     written(json_file, lambda path: path.write_text(json.dumps(whole, indent=1) + "\n"))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from math import fsum
 
 from extproc.autoscale.known import Measured, known
-from extproc.pool.sample import Histogram
+from extproc.pool.sample import Histogram, added_up
 
 ENOUGH_REQUESTS = 100.0  # for a 99th percentile
 _PARTS = 6  # of a window
@@ -55,16 +54,8 @@ def p99_s(servers: Iterable[tuple[Histogram, float] | None]) -> Measured | None:
     Past the last finite bound of the histograms it is that bound.
     """
     read = [each for each in servers if each is not None and each[0].count > 0.0]
-    if not read:
-        return None
-    bounds = sorted(set.intersection(*(set(histogram.bounds_s) for histogram, _ in read)))
-    maps = [dict(zip(histogram.bounds_s, histogram.counts, strict=True)) for histogram, _ in read]
-    try:
-        counts = tuple(fsum(each[bound] for each in maps) for bound in bounds)
-    except OverflowError:
-        return None
-    total = Histogram(tuple(bounds), counts, 0.0)
-    if total.count < ENOUGH_REQUESTS:
+    total = added_up([histogram for histogram, _ in read])
+    if total is None or total.count < ENOUGH_REQUESTS:
         return None
     value = total.quantile_s(0.99)
     return None if value is None else Measured(value, max(age_s for _, age_s in read))

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import inf
 
 from extproc.calibrate.lengths import Buckets, Independent
-from extproc.pool.sample import Histogram
+from extproc.pool.sample import Histogram, added_up
 from extproc.telemetry import histogram
 from extproc.telemetry.exposition import Labels, name_of, read_sample
 
@@ -28,17 +28,16 @@ def lengths_of(pages: Sequence[bytes]) -> tuple[Independent, int] | None:
 
 def _shape(pages: Sequence[bytes], name: str) -> tuple[Buckets, int] | None:
     read = [each for each in (_histogram(page, name) for page in pages) if each is not None and each.count > 0]
-    bounds = sorted(set.intersection(*(set(each.bounds_s) for each in read))) if read else []
-    if len(bounds) < 2:
+    total = added_up(read)
+    if total is None or len(total.bounds_s) < 2:
         return None
-    maps = [dict(zip(each.bounds_s, each.counts, strict=True)) for each in read]
-    totals = [sum(each[bound] for each in maps) for bound in bounds]
+    bounds, totals = total.bounds_s, total.counts
     counts = [totals[0], *(high - low for low, high in pairwise(totals))]
-    mean = sum(each.sum_s for each in read) / totals[-1]
+    mean = total.sum_s / total.count
     finite = [bound if bound != inf else 2.0 * bounds[-2] for bound in bounds]
     kept = [place for place, count in enumerate(counts) if count or (place + 1 < len(counts) and counts[place + 1])]
     shape = Buckets(tuple(finite[place] for place in kept), tuple(counts[place] for place in kept), max(1.0, mean))
-    return shape, round(totals[-1])
+    return shape, round(total.count)
 
 
 def _histogram(page: bytes, name: str) -> Histogram | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import fsum, inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,19 @@ class Histogram:
             if count >= wanted and count > below:
                 return lower_s if bound_s == inf else lower_s + (bound_s - lower_s) * (wanted - below) / (count - below)
             lower_s, below = bound_s, count
+        return None
+
+
+def added_up(histograms: Sequence[Histogram]) -> Histogram | None:
+    """All of them as one, in the buckets that all have; None: there is none, or a count is too large for a float."""
+    if not histograms:
+        return None
+    bounds = sorted(set.intersection(*(set(each.bounds_s) for each in histograms)))
+    maps = [dict(zip(each.bounds_s, each.counts, strict=True)) for each in histograms]
+    try:
+        counts = tuple(fsum(each[bound] for each in maps) for bound in bounds)
+        return Histogram(tuple(bounds), counts, sum(each.sum_s for each in histograms))
+    except OverflowError:
         return None
 
 

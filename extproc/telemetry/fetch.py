@@ -19,6 +19,7 @@ import aiohttp
 from yarl import URL
 
 from extproc.config.settings import ScrapeSettings
+from extproc.endpoint import Endpoint, format_host
 
 T = TypeVar("T")
 
@@ -86,6 +87,14 @@ class Page:
     hostname: str | None = None  # the name in its certificate; None: its IP
     token_file: str | None = field(default=None, repr=False)  # sent as a bearer token
     token_setting: str = ""  # the setting that names the file, for a person
+
+    @classmethod
+    def served(
+        cls, endpoint: Endpoint, path: str, accept: str, token_file: str | None = None, token_setting: str = ""
+    ) -> Page:
+        """One of its serving port."""
+        host = None if endpoint.hostname is None else format_host(endpoint.hostname, endpoint.address.port)
+        return cls(endpoint.address.text, path, accept, host, endpoint.hostname, token_file, token_setting)
 
 
 async def fetch(

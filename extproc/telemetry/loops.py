@@ -34,9 +34,9 @@ class EndpointLoops(ABC):
         self._changed = asyncio.Event()
         self._running = False
 
-    @abstractmethod
     def _identity(self, endpoint: Endpoint) -> Identity:
-        """A loop goes on undisturbed while its endpoint keeps this."""
+        """A loop goes on undisturbed while its endpoint keeps this: here, its address and its serving port's names."""
+        return endpoint.address.text, (endpoint.address.text, endpoint.hostname)
 
     @abstractmethod
     async def _loop(self, session: aiohttp.ClientSession, identity: Identity) -> None:

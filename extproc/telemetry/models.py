@@ -20,7 +20,7 @@ from typing import Protocol
 import aiohttp
 
 from extproc.config.settings import ModelsSettings, ScrapeSettings
-from extproc.endpoint import Address, Endpoint, format_host
+from extproc.endpoint import Address, Endpoint
 from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, whole
 from extproc.telemetry.loops import EndpointLoops, Identity
 from extproc.telemetry.model_list import read_models
@@ -89,9 +89,6 @@ class ModelsPoller(EndpointLoops):
         if answers:
             await asyncio.wait(answers, timeout=within_s)
 
-    def _identity(self, endpoint: Endpoint) -> Identity:
-        return endpoint.address.text, (endpoint.address.text, endpoint.hostname)
-
     async def _loop(self, session: aiohttp.ClientSession, identity: Identity) -> None:
         wake = self._wake[identity] = asyncio.Event()
         waiting: list[asyncio.Future[None]] = []
@@ -125,8 +122,7 @@ class ModelsPoller(EndpointLoops):
                 return ScrapeFailure(FailureKind.BROKEN, f"{response.url}: no list of models", at_s, status=200)
             return models
 
-        host = None if endpoint.hostname is None else format_host(endpoint.hostname, endpoint.address.port)
-        page = Page(endpoint.address.text, PATH, "application/json", host, endpoint.hostname, *self._token)
+        page = Page.served(endpoint, PATH, "application/json", *self._token)
         return await fetch(session, page, self._settings, self._clock, read)
 
     async def _nap(self, wake: asyncio.Event, failures: int) -> None:

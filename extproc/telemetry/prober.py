@@ -19,7 +19,7 @@ from typing import Protocol
 import aiohttp
 
 from extproc.config.settings import ScrapeSettings
-from extproc.endpoint import Address, Endpoint, format_host
+from extproc.endpoint import Address, Endpoint
 from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, new_session, tls_context
 
 EVERY_S = 0.5
@@ -90,8 +90,7 @@ async def probe(
 ) -> Probe:
     """Ask one server once, within `settings.timeout_s`."""
     sent_at_s = clock()
-    host = None if endpoint.hostname is None else format_host(endpoint.hostname, endpoint.address.port)
-    page = Page(endpoint.address.text, PATH, "*/*", host=host, hostname=endpoint.hostname)
+    page = Page.served(endpoint, PATH, "*/*")
     result = await fetch(session, page, settings, clock, _good)
     if not isinstance(result, ScrapeFailure):
         return Probe(sent_at_s)

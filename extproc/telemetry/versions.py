@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from extproc.config.settings import ScrapeSettings
-from extproc.endpoint import Endpoint, format_host
+from extproc.endpoint import Endpoint
 from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, whole
 from extproc.telemetry.loops import EndpointLoops, Identity
 
@@ -51,9 +51,6 @@ class VersionPoller(EndpointLoops):
         self._clock = clock
         self._sleep = sleep
 
-    def _identity(self, endpoint: Endpoint) -> Identity:
-        return endpoint.address.text, (endpoint.address.text, endpoint.hostname)
-
     async def _loop(self, session: aiohttp.ClientSession, identity: Identity) -> None:
         while True:
             endpoint = self._endpoints[identity]
@@ -67,17 +64,8 @@ class VersionPoller(EndpointLoops):
         async def read(response: aiohttp.ClientResponse, _at_s: float) -> str | None:
             return version_of(await whole(response, _MOST_BYTES) or b"")
 
-        host = None if endpoint.hostname is None else format_host(endpoint.hostname, endpoint.address.port)
         token = self._settings.bearer_token_file
-        page = Page(
-            endpoint.address.text,
-            PATH,
-            "application/json",
-            host,
-            endpoint.hostname,
-            token,
-            "scrape.bearer_token_file",
-        )
+        page = Page.served(endpoint, PATH, "application/json", token, "scrape.bearer_token_file")
         return await fetch(session, page, self._settings, self._clock, read)
 
 

@@ -33,6 +33,11 @@ class ModelCard:
     adapter: bool = False  # of another model
 
 
+def main_model(cards: list[ModelCard]) -> ModelCard:
+    """The first that is no adapter; `cards` are one or more."""
+    return next((card for card in cards if not card.adapter), cards[0])
+
+
 def new_session(api_key: str | None, ca_file: str | None) -> aiohttp.ClientSession:
     """As many connections as requests are open. Raises ServerError for a CA file that cannot be used."""
     tls: ssl.SSLContext | bool = True

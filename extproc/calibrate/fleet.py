@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 
 from extproc.autoscale.profile import Server as ServerCard
-from extproc.calibrate.client import Server
+from extproc.calibrate.client import Server, main_model
 from extproc.calibrate.errors import CalibrationError, ServerError
 from extproc.calibrate.lengths import Independent
 from extproc.calibrate.served import lengths_of
@@ -60,18 +60,16 @@ async def look(session: aiohttp.ClientSession, servers: aiohttp.ClientSession, s
             f'none of the {len(addresses)} servers of pool "{name}" can be asked from here; give the lengths with'
             " --prompt-tokens and --output-tokens"
         )
-    pages = [page for _, page in answers]
-    found = lengths_of(pages)
-    samples = [parse(page, 0.0) for page in pages]
+    found = lengths_of([page for _, page, _ in answers])
     autoscale = await _json(session, f"{service}/autoscale/v1/pools/{quote(name, safe='')}", or_none=True)
     target = autoscale.get("ttft_target_s") if isinstance(autoscale, dict) else None
     return Fleet(
         servers=len(addresses),
         asked=len(answers),
-        cards=tuple(card for card, _ in answers),
+        cards=tuple(card for card, _, _ in answers),
         lengths=None if found is None else found[0],
         requests=0 if found is None else found[1],
-        hit_ratio=_hit_ratio(samples),
+        hit_ratio=_hit_ratio([sample for _, _, sample in answers]),
         ttft_target_s=float(target) if isinstance(target, int | float) else None,
     )
 
@@ -94,7 +92,7 @@ def differences(tested: ServerCard, fleet: Sequence[ServerCard]) -> list[str]:
     return out
 
 
-async def _server(session: aiohttp.ClientSession, address: str) -> tuple[ServerCard, bytes] | None:
+async def _server(session: aiohttp.ClientSession, address: str) -> tuple[ServerCard, bytes, LoadSample] | None:
     """None: it cannot be asked."""
     server = Server(session, f"http://{address}", None, asyncio.get_running_loop().time)
     try:
@@ -105,8 +103,7 @@ async def _server(session: aiohttp.ClientSession, address: str) -> tuple[ServerC
                 page = await response.read() if response.status == 200 else b""
     except (CalibrationError, aiohttp.ClientError, OSError, TimeoutError):
         return None
-    main = next((card for card in cards if not card.adapter), cards[0])
-    sample = parse(page, 0.0)
+    main, sample = main_model(cards), parse(page, 0.0)
     return (
         ServerCard(
             model=main.id,
@@ -117,6 +114,7 @@ async def _server(session: aiohttp.ClientSession, address: str) -> tuple[ServerC
             max_model_len=main.max_model_len,
         ),
         page,
+        sample,
     )
 
 

@@ -36,7 +36,10 @@ def read(samples: Sequence[LoadSample], interval_s: float) -> Readings:
         return Readings()
     first, last = samples[0], samples[-1]
     seconds = last.taken_at_s - first.taken_at_s
-    computed, cached = _rise(samples, lambda each: each.prompt_tokens), _rise(samples, _cached)
+    computed, cached = (
+        _rise(samples, lambda each: each.prompt_tokens),
+        _rise(samples, lambda each: each.cached_prompt_tokens),
+    )
     starts = {sample.process_start_s for sample in samples if sample.process_start_s is not None}
     return Readings(
         pages=len(samples),
@@ -51,10 +54,6 @@ def read(samples: Sequence[LoadSample], interval_s: float) -> Readings:
         preemptions=_rise(samples, lambda each: each.preemptions),
         restarted=len(starts) > 1,
     )
-
-
-def _cached(sample: LoadSample) -> float | None:
-    return sample.cached_prompt_tokens
 
 
 def _mean(

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from extproc.autoscale.profile import Server as ServerCard
-from extproc.calibrate.client import ModelCard, Server
+from extproc.calibrate.client import ModelCard, Server, main_model
 from extproc.calibrate.errors import ServerError, TooSlowError
 from extproc.calibrate.lengths import Recorded
 from extproc.calibrate.plan import Plan
@@ -123,7 +123,7 @@ async def probe(server: Server, plan: Plan, identified: tuple[ServerCard, list[s
 
 def _choose(cards: list[ModelCard], wanted: str | None, url: str) -> ModelCard:
     if wanted is None:
-        return next((card for card in cards if not card.adapter), cards[0])
+        return main_model(cards)
     found = next((card for card in cards if card.id == wanted), None)
     if found is None:
         served = ", ".join(card.id for card in cards)

@@ -109,9 +109,11 @@ class KedaScaler:
         found = self._latest.get(pool)
         if found is None:
             return "it was not looked at yet"
-        if found.desired is not None and found.doubt is None:
-            return found.desired
-        return found.doubt or found.reason
+        doubt = found.doubt
+        if doubt is not None:
+            return doubt
+        assert found.desired is not None  # else there is a doubt
+        return found.desired
 
 
 def handlers(scaler: KedaScaler) -> dict[str, Handler]:

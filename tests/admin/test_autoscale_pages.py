@@ -19,8 +19,10 @@ from extproc.autoscale.latest import Remarks
 from extproc.autoscale.policy import Policy
 from extproc.autoscale.recommendation import Recommendation, Signal, SignalName, Verdict
 from tests.support.fleet import pool, router
+from tests.support.recommended import FOUR
 
-GOOD = Recommendation(
+GOOD = replace(
+    FOUR,
     at_s=10.0,
     desired=3,
     reason="up from 2 to 3: 4 wait per server, threshold 1: one more than 2",
@@ -31,19 +33,14 @@ GOOD = Recommendation(
     ),
     provisioned=2,
     ready=2,
-    starting=0,
     draining=1,
-    stale_servers=0,
     verdict=Verdict.SCALING,
     ttft_p99_s=1.5,
     ttft_target_s=1.0,
     age_s=0.0,
-    stale=False,
-    held=None,
     calibrated=False,
     cold_start_s=98.0,
     lead_s=145.5,
-    min_too_low=None,
 )
 STALE = replace(GOOD, stale=True, age_s=301.0)
 NONE = replace(GOOD, desired=None, stale=True, age_s=None, verdict=None, ttft_p99_s=None, reason="nothing is known")

@@ -1,4 +1,4 @@
-"""Do the components of deploy/kubernetes say what Kubernetes and KEDA take, and fit the manifests and the service?"""
+"""Do the components of envoy/kubernetes say what Kubernetes and KEDA take, and fit the manifests and the service?"""
 
 from __future__ import annotations
 
@@ -17,14 +17,24 @@ from extproc.config.settings import Settings
 from extproc.server import keda
 from tests.support import keda_schema
 from tests.test_docs import exported_metrics
-from tests.test_kubernetes_manifests import COMPONENTS, FOLDER, KUSTOMIZATION, OBJECTS, VERSIONS, container_of, pod_of
+from tests.test_kubernetes_manifests import (
+    ADDED,
+    COMPONENTS,
+    FOLDER,
+    KUSTOMIZATION,
+    OBJECTS,
+    ROOT,
+    VERSIONS,
+    container_of,
+    pod_of,
+)
 
-MANUAL = FOLDER.parent.parent / "docs" / "autoscale-kubernetes.md"
+MANUAL = ROOT / "docs" / "autoscale-kubernetes.md"
 GAUGE = "extproc_autoscale_desired_replicas"
 
 
 def read(component: str, name: str) -> Any:
-    return yaml.safe_load((FOLDER / component / name).read_text())
+    return yaml.safe_load((ADDED / component / name).read_text())
 
 
 def kustomization(component: str) -> dict[str, Any]:
@@ -51,23 +61,25 @@ def settings() -> Settings:
 def test_a_component_has_all_its_files_and_takes_the_number_out_of_the_deployment(component: str) -> None:
     found = kustomization(component)
     assert (found["kind"], found["apiVersion"]) == ("Component", "kustomize.config.k8s.io/v1alpha1")
-    there = {path.name for path in (FOLDER / component).iterdir()}
+    there = {path.name for path in (ADDED / component).iterdir()}
     assert there - {"adapter-rules.yaml"} == {*found["resources"], "kustomization.yaml"}
     (patch,) = found["patches"]
     target = OBJECTS[patch["target"]["kind"], patch["target"]["name"]]
     assert yaml.safe_load(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
     assert target["spec"]["replicas"] == settings().pools["vllm"].autoscale.min_replicas  # type: ignore[union-attr]
-    assert f"components: [{component}]" in (FOLDER / component / "kustomization.yaml").read_text()
+    assert f"components: [../components/{component}]" in (ADDED / component / "kustomization.yaml").read_text()
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which has kustomize in it, is missing")
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_kustomize_adds_it_to_the_manifests(tmp_path: Path, component: str) -> None:
     folder = tmp_path / "kubernetes"
-    shutil.copytree(FOLDER, folder)
-    with (folder / "kustomization.yaml").open("a") as file:
-        file.write(f"components: [{component}]\n")
-    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False, timeout=60)
+    shutil.copytree(FOLDER.parent, folder)
+    with (folder / "base" / "kustomization.yaml").open("a") as file:
+        file.write(f"components: [../components/{component}]\n")
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder / "base"], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     made = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
     assert made.keys() >= OBJECTS.keys()
@@ -80,7 +92,7 @@ def test_kustomize_adds_it_to_the_manifests(tmp_path: Path, component: str) -> N
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["hpa/hpa.yaml", "hpa/networkpolicy.yaml", "keda/networkpolicy.yaml"])
 def test_kubernetes_accepts_it(name: str, version: str) -> None:
-    item = yaml.safe_load((FOLDER / name).read_text())
+    item = yaml.safe_load((ADDED / name).read_text())
     kubernetes_validate.validate(item, version, strict=True)
     assert (item["kind"], item["metadata"]["name"]) not in OBJECTS
 
@@ -92,11 +104,11 @@ def with_tolerance(path: Path) -> Any:
 
 
 def test_the_tolerance_may_be_taken_in_where_kubernetes_has_it() -> None:
-    item = with_tolerance(FOLDER / "hpa" / "hpa.yaml")
+    item = with_tolerance(ADDED / "hpa" / "hpa.yaml")
     kubernetes_validate.validate(item, "1.35", strict=True)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(item, VERSIONS[0], strict=True)
-    scaled = with_tolerance(FOLDER / "keda" / "scaledobject.yaml")
+    scaled = with_tolerance(ADDED / "keda" / "scaledobject.yaml")
     keda_schema.validate(scaled)
     kubernetes_validate.validate(made_by_keda(scaled), "1.35", strict=True)
 

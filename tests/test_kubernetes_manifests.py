@@ -1,4 +1,4 @@
-"""Do the manifests of deploy/kubernetes say what Kubernetes takes, and fit each other and the service?
+"""Do the manifests of envoy/kubernetes say what Kubernetes takes, and fit each other and the service?
 
 No cluster is needed: the schemas are those that Kubernetes publishes.
 """
@@ -23,7 +23,8 @@ from extproc.config.settings import Settings
 from extproc.discovery.kubernetes.source import slices_of
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "deploy" / "kubernetes"
+FOLDER = ROOT / "envoy" / "kubernetes" / "base"
+ADDED = FOLDER.parent / "components"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
     (item["kind"], item["metadata"]["name"]): item
@@ -75,7 +76,7 @@ def test_a_mistyped_field_is_not_accepted() -> None:
 def test_every_file_is_applied() -> None:
     applied = {*KUSTOMIZATION["resources"], *KUSTOMIZATION["configMapGenerator"][0]["files"], "kustomization.yaml"}
     assert applied == {path.name for path in FOLDER.iterdir() if path.is_file()}
-    assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == set(COMPONENTS)
+    assert {path.name for path in ADDED.iterdir()} == set(COMPONENTS)
 
 
 def test_the_configuration_is_the_shipped_one_but_for_what_kubernetes_needs() -> None:

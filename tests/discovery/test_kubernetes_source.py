@@ -247,7 +247,7 @@ async def test_what_is_forbidden_is_said_with_the_missing_rule(
         (said,) = found.source.failing.values()
         assert said == (
             f"may not {verb} endpointslices in namespace llm: the role needs verbs list and watch on resource"
-            ' endpointslices in apiGroup "discovery.k8s.io" (deploy/kubernetes/rbac.yaml has it); the API server'
+            ' endpointslices in apiGroup "discovery.k8s.io" (envoy/kubernetes/base/rbac.yaml has it); the API server'
             f' says: endpointslices is forbidden: User "test" cannot {verb} resource "endpointslices"'
         )
         api.forbidden = set()

@@ -100,7 +100,7 @@ def _waiting(stack: Stack, server: Upstream) -> int | None:
 
 
 def gateway_container() -> Json:
-    manifests = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "gateway.yaml").read_text())
+    manifests = yaml.safe_load_all((ROOT / "envoy" / "kubernetes" / "base" / "gateway.yaml").read_text())
     deployment = next(item for item in manifests if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return dict(container)

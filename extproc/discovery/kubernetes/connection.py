@@ -261,7 +261,7 @@ def refusal(query: Query, verb: str, namespace: str, *, status: int, said: str, 
             group = f' in apiGroup "{query.group}"'
             text = (
                 f"may not {verb} {query.plural} in namespace {namespace}: the role needs verbs list and watch on"
-                f" resource {query.plural}{group} (deploy/kubernetes/rbac.yaml has it); the API server says: {said}"
+                f" resource {query.plural}{group} (envoy/kubernetes/base/rbac.yaml has it); the API server says: {said}"
             )
         case 404:
             text = (

@@ -16,7 +16,7 @@ import aiohttp
 import grpc
 import pytest
 
-from extproc import app as app_module
+from extproc import front
 from extproc.app import App
 from extproc.config.settings import Settings
 from extproc.discovery.config_file import Followed
@@ -277,7 +277,7 @@ async def test_it_stops_in_order_not_ready_then_no_new_streams_then_the_open_one
     vllm: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cases f03, g09"""
-    monkeypatch.setattr(app_module, "_STREAMS_CHECK_S", 0.001)
+    monkeypatch.setattr(front, "_STREAMS_CHECK_S", 0.001)
     async with started(settings({"vllm": [vllm.address]}, shutdown_notice_s=0.5)) as running:
         await eventually(running.serving, "ready")
         old = running.client.stream()

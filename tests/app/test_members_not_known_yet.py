@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extproc import app as app_module
+from extproc import keeping
 from extproc.config.settings import PoolSettings
 from extproc.discovery.choose import source_of
 from extproc.discovery.source import EndpointSet, EndpointSource
@@ -45,7 +45,7 @@ async def late(monkeypatch: pytest.MonkeyPatch) -> Late:
     def choose(pool: PoolSettings) -> EndpointSource:
         return source_of(pool) if pool.endpoints else made
 
-    monkeypatch.setattr(app_module, "source_of", choose)
+    monkeypatch.setattr(keeping, "source_of", choose)
     return made
 
 

@@ -20,22 +20,22 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiohttp import web
-
 from extproc import __version__
 from extproc.admin import autoscale_pages, explain, status_history, status_view
 from extproc.admin import http as admin_http
 from extproc.admin.autoscale_metrics import AutoscaleCollector
+from extproc.admin.guard import Guard, TokenError
 from extproc.admin.metrics import RouterCollector, registry
+from extproc.admin.port import AdminPort, open_port
 from extproc.admin.status import status
 from extproc.assembly import router_of
 from extproc.config.settings import Settings
 from extproc.discovery.config_file import Followed
-from extproc.endpoint import format_host, split_host_port
 from extproc.front import Front
 from extproc.keeping import Keeper
 from extproc.server import listener
 from extproc.sinks import Heard
+from extproc.tls import TlsFileError, words
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class App:
         self.front.open()
         async with contextlib.AsyncExitStack() as ending:
             ending.push_async_callback(self.front.close)
-            ending.push_async_callback((await self._start_admin()).cleanup)
+            ending.push_async_callback((await self._start_admin()).close)
             await self.front.start()
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(coroutine, name=name) for name, coroutine in self._background().items()]
@@ -198,23 +198,24 @@ class App:
                 return
             await asyncio.sleep(0.1)
 
-    async def _start_admin(self) -> web.AppRunner:
-        runner = web.AppRunner(
-            admin_http.application(self._registry, self._answers(), max_body_bytes=self.settings.max_body_bytes),
-            access_log=None,
-            handle_signals=False,
-        )
-        await runner.setup()
-        host, port = split_host_port(self.settings.admin.listen, lowest_port=0)
+    async def _start_admin(self) -> AdminPort:
+        settings = self.settings.admin
         try:
-            await web.TCPSite(runner, host, port, reuse_port=False).start()
+            pages = admin_http.application(
+                self._registry,
+                self._answers(),
+                max_body_bytes=self.settings.max_body_bytes,
+                guard=Guard.of(settings),
+            )
+            opened = await open_port(settings, pages)
+        except (TokenError, TlsFileError) as error:
+            raise listener.ListenError(str(error)) from error
         except OSError as error:
-            await runner.cleanup()
             raise listener.ListenError(
-                f"admin.listen: cannot open {self.settings.admin.listen} ({error.strerror}); is another process there?"
+                f"admin.listen: cannot open {settings.listen} ({error.strerror}); is another process there?"
             ) from error
-        self.admin_address = format_host(host, runner.addresses[0][1])
-        return runner
+        self.admin_address = opened.address
+        return opened
 
     def _answers(self) -> admin_http.Answers:
         return admin_http.Answers(
@@ -229,9 +230,9 @@ class App:
         )
 
     def _announce(self) -> None:
-        tls = self.settings.grpc.tls
-        kind = "plaintext" if tls is None else "mutual TLS" if tls.client_ca_file else "TLS"
-        log.info("gRPC on %s (%s), admin on http://%s", self.grpc_address, kind, self.admin_address)
+        grpc, admin = self.settings.grpc, self.settings.admin
+        scheme = "http" if admin.tls is None else "https"
+        log.info("gRPC on %s (%s), admin on %s://%s", self.grpc_address, words(grpc.tls), scheme, self.admin_address)
 
     def _front(self) -> Front:
         return Front(

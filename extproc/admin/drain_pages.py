@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
 from aiohttp import web
 
 from extproc.admin.drains import DrainDesk, DrainError
+from extproc.admin.guard import same_address
+from extproc.endpoint import split_host_port
 from extproc.pool.drain import By
 
 INDEX = """\
@@ -16,6 +19,7 @@ INDEX = """\
   /v1/drains                     all drains
   /v1/drain-victim               which server should go, and why; ?pool=
 """
+_DRAIN = re.compile(r"/v1/endpoints/([^/]+)/drain")
 _BY = {"operator": By.OPERATOR, "self": By.SELF}
 
 
@@ -68,12 +72,23 @@ def routes(desk: DrainDesk) -> list[web.RouteDef]:
     ]
 
 
+def asked_by_the_server_itself(request: web.Request) -> bool:
+    """Whether a server asks for its own drain: its stop hook, from its own address."""
+    if request.method != "POST" or request.query.getall("by", []) != ["self"]:
+        return False
+    found = _DRAIN.fullmatch(request.path)
+    if found is None:
+        return False
+    try:
+        host, _ = split_host_port(found[1])
+    except ValueError:
+        return False
+    return same_address(request.remote, host)
+
+
 def _json(answer: Callable[[web.Request], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handler(request: web.Request) -> web.Response:
         try:
-            if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
-                # A page that a person on this machine looks at could send it: loopback is no wall against that.
-                raise DrainError(403, "this is not for browsers: the request has an Origin header")
             return web.json_response(await answer(request))
         except DrainError as error:
             return web.json_response({"error": str(error)}, status=error.status)

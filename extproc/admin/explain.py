@@ -13,6 +13,8 @@ from extproc.router import Router
 from extproc.scheduling.profiles import PROFILES
 
 DEFAULT_PATH = "/v1/chat/completions"
+# The HTTP server has undone the compression already; the token is the admin port's.
+_NOT_THE_QUESTIONS = frozenset({"content-encoding", "authorization"})
 _DIGITS = 4  # of seconds, ratios and tokens: 0.1 ms
 
 
@@ -36,8 +38,7 @@ def explanation(router: Router, request: RawRequest, now: float) -> dict[str, An
 
 def request_of(headers: Mapping[str, str], query: Mapping[str, str], body: bytes) -> RawRequest:
     """The request that a question is about: its body and headers are the question's own."""
-    # The HTTP server has undone the compression already.
-    named = {name.lower(): value for name, value in headers.items() if name.lower() != "content-encoding"}
+    named = {name.lower(): value for name, value in headers.items() if name.lower() not in _NOT_THE_QUESTIONS}
     return RawRequest(
         "POST", query.get("path", DEFAULT_PATH), named, body, Route(query.get("pool"), query.get("profile"))
     )

@@ -10,9 +10,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from extproc.admin import autoscale_pages, drain_pages
+from extproc.admin import autoscale_pages, drain_pages, port, status_pages
 from extproc.admin.drains import DrainDesk
 from extproc.admin.explain import UnknownNameError, request_of
+from extproc.admin.guard import LOCAL, Guard
 from extproc.autoscale.latest import Explained
 from extproc.request import RawRequest
 
@@ -23,7 +24,7 @@ INDEX = f"""extproc admin
   /metrics    for Prometheus
   /healthz    200 while the process runs
   /readyz     200 while Envoy may send requests here, else 503
-{drain_pages.INDEX}{autoscale_pages.INDEX}"""
+{drain_pages.INDEX}{autoscale_pages.INDEX}{status_pages.INDEX}"""
 DECISIONS_SHOWN = 20
 
 
@@ -38,10 +39,13 @@ class Answers:
     drains: DrainDesk | None = None  # None: they are not served
     autoscale: Explained | None = None  # None: recommendations are not served
     offered: Callable[[], Mapping[str, Any]] = dict  # for peers; see `telemetry.peers`
+    view: Callable[[float | None], Mapping[str, Any]] | None = None  # what the status page shows; None: there is none
 
 
-def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes: int) -> web.Application:
-    """The routes. There is no login: it listens on loopback by default. Only drains change anything."""
+def application(
+    registry: CollectorRegistry, answers: Answers, *, max_body_bytes: int, guard: Guard = LOCAL
+) -> web.Application:
+    """The routes, behind a guard. Only drains change anything."""
 
     async def index(_request: web.Request) -> web.Response:
         return web.Response(text=INDEX)
@@ -75,10 +79,12 @@ def application(registry: CollectorRegistry, answers: Answers, *, max_body_bytes
             return _mistake(400, "limit must be a whole number, as in /decisions?limit=20")
         return web.json_response(answers.decisions(int(limit)))
 
-    app = web.Application(client_max_size=max_body_bytes)
+    app = web.Application(
+        client_max_size=max_body_bytes, middlewares=[port.guarded(guard, drain_pages.asked_by_the_server_itself)]
+    )
     app.add_routes(
         [
-            web.get("/", index),
+            *([web.get("/", index)] if answers.view is None else status_pages.routes(answers.view, INDEX)),
             web.get("/metrics", metrics),
             web.get("/healthz", healthz),
             web.get("/readyz", readyz),

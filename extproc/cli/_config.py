@@ -57,9 +57,9 @@ def override(settings: Settings, listen: str | None, admin: str | None) -> Setti
     update: dict[str, object] = {}
     try:
         if listen is not None:
-            update["grpc"] = GrpcSettings(listen=listen, tls=settings.grpc.tls)
+            update["grpc"] = GrpcSettings.model_validate(dict(settings.grpc) | {"listen": listen})
         if admin is not None:
-            update["admin"] = AdminSettings(listen=admin)
+            update["admin"] = AdminSettings.model_validate(dict(settings.admin) | {"listen": admin})
     except ValidationError as error:
         option = "--admin" if "grpc" in update or listen is None else "--listen"
         raise typer.BadParameter(f"{option}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None

@@ -23,11 +23,19 @@ from extproc.scheduling.profiles import PROFILES
 
 
 class TlsSettings(Section):
-    """TLS of the gRPC port. With `client_ca_file` clients must present a certificate (mutual TLS)."""
+    """TLS of a port. With `client_ca_file` clients must present a certificate (mutual TLS)."""
 
-    cert_file: str = Field(description="PEM certificate chain.")
-    key_file: str = Field(description="PEM private key.")
+    cert_file: str = Field(description="PEM certificate chain. The files are read anew when they change.")
+    key_file: str = Field(description="PEM private key, without a password.")
     client_ca_file: str | None = Field(None, description="PEM CA; set: clients must present a certificate of it.")
+    min_version: Literal["1.2", "1.3"] = Field(
+        "1.2", description="Oldest version of TLS that is spoken. Envoy offers no newer one than 1.2 unless told."
+    )
+
+    @field_validator("min_version", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        return str(value) if isinstance(value, float) else value  # 1.3 without quotes
 
 
 class GrpcSettings(Section):
@@ -46,6 +54,21 @@ class AdminSettings(Section):
         "127.0.0.1:9003",
         description="host:port for the pages /metrics, /healthz, /readyz, /status, /decisions and /explain, for drains"
         " and for recommendations.",
+    )
+    tls: TlsSettings | None = Field(
+        None,
+        description="Unset: plaintext. With client_ca_file only /healthz and /readyz answer a client without a"
+        " certificate: the probes of Kubernetes have none.",
+    )
+    token_file: str | None = Field(
+        None,
+        description="File with the bearer token that actions need (drains and /explain); read anew each time. Unset:"
+        " the environment variable EXTPROC_ADMIN_TOKEN. Without a token actions are taken only where the port is a"
+        " loopback one, or its clients have certificates.",
+    )
+    protect: Literal["actions", "all"] = Field(
+        "actions",
+        description="What needs the token: actions, or all pages but /healthz and /readyz.",
     )
 
     @field_validator("listen")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from extproc.config.settings import GrpcSettings, TlsSettings
+from extproc.config.settings import GrpcSettings
 from extproc.endpoint import format_host, split_host_port
 from extproc.rpc.call import Handler
 from extproc.rpc.server import BACKLOG, Server
+from extproc.tls import Certificates, TlsFileError
 
 # The streams of an Envoy whose machine died hold their charges for so long.
 PING_AFTER_S = 60.0
@@ -31,7 +30,10 @@ def build(settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mappin
     Raises:
         ListenError: as its docstring says.
     """
-    tls = None if settings.tls is None else _context(settings.tls)
+    try:
+        tls = None if settings.tls is None else Certificates(settings.tls, "grpc.tls", alpn=["h2"]).context
+    except TlsFileError as error:
+        raise ListenError(str(error)) from error
     host, port = split_host_port(settings.listen, lowest_port=0)
     try:
         sockets = _bound(host, port)
@@ -72,34 +74,3 @@ def _bound(host: str, port: int) -> list[socket.socket]:
             sockets.append(one)
         undo.pop_all()
     return sockets
-
-
-def _context(tls: TlsSettings) -> ssl.SSLContext:
-    """Tell which of the files cannot be used, and why."""
-    _read("key_file", tls.key_file), _read("cert_file", tls.cert_file)
-    client_ca = _read("client_ca_file", tls.client_ca_file) if tls.client_ca_file else None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: b"")  # else it asks on the terminal
-    except ssl.SSLError as error:
-        raise ListenError(
-            f"grpc.tls: cannot use cert_file {tls.cert_file} with key_file {tls.key_file} ({error.reason or error});"
-            " both must be PEM, the key without a password, and belong together"
-        ) from error
-    if client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
-        except ssl.SSLError as error:
-            raise ListenError(
-                f"grpc.tls.client_ca_file: no PEM certificate in {tls.client_ca_file} ({error.reason or error})"
-            ) from error
-    return context
-
-
-def _read(field: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ListenError(f"grpc.tls.{field}: cannot read {path}: {error.strerror}") from error

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from extproc.admin.drain_view import view
+from extproc.admin.status_history import History
+from extproc.admin.status_warnings import warnings
 from extproc.autoscale.latest import Explained
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.tally import Tally
-from extproc.unknown import NamedBy
 
 RECENT_SHOWN = 50
 MODELS_SHOWN = 100  # of an endpoint
-_NAMED_BY = {NamedBy.ROUTE_POOL: "route's pool", NamedBy.ROUTE_PROFILE: "route's profile"}
 
 
 def status(
@@ -32,26 +32,38 @@ def status(
     eds: Mapping[str, Any] | None = None,
     config_file: Mapping[str, Any] | None = None,
     autoscale: Explained | None = None,
+    history: History | None = None,
     wall_clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """The whole status. Ages are in seconds; null means unknown, never zero.
 
     `failing`: by pool, what its discovery cannot find out (a DNS name, a file), and why. `eds`: what Envoys are told of
     endpoints. `config_file`: whether changes of it could be followed; None: they are not. `autoscale`: the
-    recommendations.
+    recommendations. `history`: of the last hour; None: none is kept.
     """
     ledger, failing = router.ledger, failing or {}
+    warned = warnings(
+        router,
+        now,
+        ready=ready,
+        uptime_s=now - started_s,
+        streams=streams,
+        access_log=access_log,
+        failing=failing,
+        eds=eds or {},
+        config_file=config_file or {},
+        autoscale=autoscale,
+        lately=None if history is None else history.lately(router, now=now, streams=streams.get("total", 0)),
+    )
     return {
         "version": version,
         "ready": ready,
         "uptime_s": _round(now - started_s),
         "time": wall_clock(),
-        "warnings": _warnings(router, now, access_log, failing)
-        + _discovery_warnings(eds or {})
-        + _unfollowed(config_file or {})
-        + _autoscale_warnings(autoscale),
+        "warnings": [each.text for each in warned],
+        "warned": [{"level": each.level.name.lower(), "text": each.text} for each in warned],
         "pools": {
-            name: _pool(plan, now, wall_clock(), failing.get(name, {}))
+            name: _pool(plan, now, wall_clock(), failing.get(name, {}), history)
             | {"prompts": _prompts(router.placements[name].tally), "autoscale": _autoscale(autoscale, name)}
             for name, plan in router.plans.items()
         },
@@ -73,11 +85,19 @@ def status(
     }
 
 
-def _pool(plan: PoolPlan, now: float, wall_now: float, failing: Mapping[str, str]) -> dict[str, Any]:
+def _pool(
+    plan: PoolPlan, now: float, wall_now: float, failing: Mapping[str, str], history: History | None
+) -> dict[str, Any]:
+    members = plan.pool.members
     return {
         "profile": plan.profile.name,
         "hosts_per_pick": plan.hosts,
-        "endpoints": [_endpoint(member, now, wall_now) for member in plan.pool.members],
+        "hit_ratio": _round(None if history is None else history.pool_hit_ratio(members)),
+        "endpoints": [
+            _endpoint(member, now, wall_now)
+            | {"hit_ratio": _round(None if history is None else history.hit_ratio(member))}
+            for member in members
+        ],
         "failing": dict(failing),
         "starts": {
             "seen": plan.pool.starts.count,
@@ -169,67 +189,6 @@ def recent(reservation: Reservation, now: float) -> dict[str, Any]:
         "details": completion.details if completion else "",
         "flags": list(completion.flags) if completion else [],
     }
-
-
-def _warnings(
-    router: Router, now: float, access_log: dict[str, int], failing: Mapping[str, Mapping[str, str]]
-) -> list[str]:
-    """What a person should know at once, in words."""
-    out = []
-    ledger = router.ledger
-    if ledger.picks.total() and not access_log["connected"]:
-        out.append(
-            "no access log is received: how requests end is unknown, and with exchange.response=close the requests in"
-            " flight are estimated from samples"
-        )
-    if ledger.served_elsewhere:
-        out.append(
-            f"{ledger.served_elsewhere} requests were served by a host that was not named: do the endpoints here and"
-            " in Envoy's cluster agree?"
-        )
-    for (by, name), count in router.unknown.names.items():
-        out.append(f"{count} requests were routed as if their {_NAMED_BY[by]} {name!r} were not set: there is none")
-    for name, reasons in failing.items():
-        out.extend(
-            f"pool {name}: {reason}" if reason.startswith(what) else f"pool {name}: {what}: {reason}"
-            for what, reason in reasons.items()
-        )
-    for name, plan in router.plans.items():
-        members = plan.pool.members
-        if not members:
-            out.append(f"pool {name} has no endpoints")
-        elif not any(member.fresh_sample(now) for member in members):
-            out.append(f"pool {name}: no endpoint's load is known; routing by our own requests in flight")
-    return out
-
-
-def _discovery_warnings(eds: Mapping[str, Any]) -> list[str]:
-    out = []
-    for each in eds.get("streams", ()):
-        if each["refusal"] is not None:
-            names = ", ".join(each["names"])
-            out.append(
-                f"Envoy {each['node']!r} refuses the endpoints of {names}, keeps those it had: {each['refusal']}"
-            )
-        if each["unknown"]:
-            out.append(f"Envoy {each['node']!r} asks for the endpoints of {', '.join(each['unknown'])}: no pool here")
-    return out
-
-
-def _autoscale_warnings(latest: Explained | None) -> list[str]:
-    if latest is None:
-        return []
-    return [f"pool {name}: autoscaling: {each}" for name in latest.names for each in latest.remarks(name).warnings]
-
-
-def _unfollowed(config_file: Mapping[str, Any]) -> list[str]:
-    out = []
-    if config_file.get("failing"):
-        out.append(f"the configuration file cannot be used, what was read before holds: {config_file['failing']}")
-    if config_file.get("after_restart"):
-        changed = ", ".join(config_file["after_restart"])
-        out.append(f"{config_file['path']} has changed; this counts only after a restart: {changed}")
-    return out
 
 
 def _age(at_s: float, now: float) -> float | None:

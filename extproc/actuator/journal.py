@@ -7,12 +7,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+_LEVELS = {"failed": "error", "late": "warning", "warning": "warning"}  # by event; of others it is "info"
+
 
 class Journal:
     """Of one pool."""
 
     def __init__(self, pool: str, write: Callable[[str], None], clock: Callable[[], float], *, as_json: bool) -> None:
-        """`clock` gives Unix time."""
+        """`clock` gives Unix time. `as_json`: lines have the form of the service's log, as docs/logs.md has it."""
         self._pool = pool
         self._write = write
         self._clock = clock
@@ -33,7 +35,13 @@ class Journal:
     def _line(self, event: str, text: str, fields: dict[str, Any]) -> None:
         at = datetime.fromtimestamp(self._clock(), UTC)
         if self._as_json:
-            head = {"time": at.isoformat(timespec="milliseconds"), "pool": self._pool, "event": event, "text": text}
-            self._write(json.dumps(head | fields, ensure_ascii=False))
+            line = {
+                "time": at.isoformat(timespec="milliseconds"),
+                "level": _LEVELS.get(event, "info"),
+                "logger": "extproc.scale",
+                "message": text,
+                "fields": {"pool": self._pool, "event": event} | fields,
+            }
+            self._write(json.dumps(line))
         else:
             self._write(f"{at.astimezone():%Y-%m-%d %H:%M:%S} {self._pool}: {text}")

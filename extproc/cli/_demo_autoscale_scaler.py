@@ -39,7 +39,7 @@ class Scaler:
         self.stopping = False  # it was told to end
         self._arguments = [
             *("scale", POOL, "--exec", str(script), "--admin", admin),
-            *("--every", f"{EVERY_S:g}", "--state", str(script.parent), "--log-json"),
+            *("--every", f"{EVERY_S:g}", "--state", str(script.parent), "--log-format", "json"),
         ]
         self._told = told
         self._process: asyncio.subprocess.Process | None = None
@@ -97,7 +97,8 @@ class Scaler:
             except ValueError:
                 self._errors = (self._errors + line.decode(errors="replace"))[-2000:]
                 continue
-            happening = Happening(time.monotonic(), row["event"], row["text"], row.get("endpoint"), row)
+            fields = row["fields"]
+            happening = Happening(time.monotonic(), fields["event"], row["message"], fields.get("endpoint"), fields)
             self.happened.append(happening)
             self._told(happening)
         self.exit_code = await self._process.wait()

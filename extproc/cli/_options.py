@@ -8,3 +8,11 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+LOG_FORMAT_HELP = "text for people, or json: an object a line (docs/logs.md)."

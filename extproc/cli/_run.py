@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,13 +14,6 @@ import uvloop
 
 # Some that pass a signal on send it to the process and to its group: two so close together are one.
 _ECHO_S = 0.3
-
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
-
-def setup_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    logging.captureWarnings(True)
 
 
 def tune_gc() -> None:

@@ -67,7 +67,7 @@ def demo(
     _require()
     from rich.console import Console
 
-    from extproc.cli import _run
+    from extproc.cli import _logs, _run
     from extproc.cli._demo_config import HOST, choose_ports
     from extproc.cli._ports import taken
 
@@ -77,7 +77,7 @@ def demo(
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="extproc-demo-"))
     log_file = folder / "demo.log"
-    logging.basicConfig(level=logging.INFO, format=_run.LOG_FORMAT, filename=log_file)
+    logging.basicConfig(level=logging.INFO, format=_logs.TEXT, filename=log_file)
     logging.captureWarnings(True)
     if autoscale:
         from extproc.cli._demo_autoscale_config import MAX_REPLICAS

@@ -27,10 +27,10 @@ from extproc.actuator.decide import Rules
 from extproc.actuator.journal import Journal
 from extproc.actuator.service import AwayError
 from extproc.actuator.work import Actuator, Result
-from extproc.cli._admin import Admin
+from extproc.cli._admin import DEFAULT, Admin, CaOption, CertOption, KeyOption, Rights, TokenFileOption
+from extproc.cli._options import LOG_FORMAT_HELP, LogFormat
 from extproc.cli._scale_service import AdminPorts
 
-_ADMIN = "http://127.0.0.1:9003"
 _ECHO_S = 0.3  # some send a signal to a process and to its group: two so close together are one
 
 
@@ -94,7 +94,7 @@ def scale(
             help="Where it is kept what is under way, and the lock. Default: ~/.local/state/extproc.",
         ),
     ] = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Tell everything as lines of JSON.")] = False,
+    log_format: Annotated[LogFormat, typer.Option("--log-format", help=LOG_FORMAT_HELP)] = LogFormat.TEXT,
     admin: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,9 +116,10 @@ def scale(
     if (exec_ is None) != dry_run:
         raise typer.BadParameter("give --exec CMD, or --dry-run to see what would be done")
     argv = [] if exec_ is None else _argv(exec_)
-    service = AdminPorts([Admin(url) for url in admin or [_ADMIN]])
+    rights = Rights(token_file, ca, cert, key)
+    service = AdminPorts([Admin(url, rights) for url in admin or [DEFAULT]])
     _refuse_unknown_pool(service, pool)
-    journal = Journal(pool, _line, time.time, as_json=log_json)
+    journal = Journal(pool, _line, time.time, as_json=log_format is LogFormat.JSON)
     commands = Commands(argv, timeout, lambda action, line: journal.tell("output", f"{action}: {line}", action=action))
     stop = _Stop(commands)
     book = Book(state if state is not None else _state_folder(), pool)

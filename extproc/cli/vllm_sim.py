@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from dataclasses import fields, replace
 from enum import Enum
@@ -12,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from extproc.cli._logs import setup_logging
+from extproc.cli._options import LOG_FORMAT_HELP, LogFormat, LogLevel
 from extproc.sim.answering import AnswerOptions
 from extproc.sim.api import ServerOptions
 from extproc.sim.faults import Faults
@@ -20,7 +21,6 @@ from extproc.sim.server import SimServer
 from extproc.sim.spec import PRESETS, EngineSpec
 
 Preset = Enum("Preset", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
-LogLevel = Enum("LogLevel", {name: name for name in ("debug", "info", "warning", "error")}, type=str)  # type: ignore[misc]
 
 _ENGINE = "Engine (default: the preset's)"
 _FAULTS = "Faults (also at run time: POST /sim/faults)"
@@ -61,7 +61,8 @@ def vllm_sim(
     request_log: Annotated[
         Path | None, typer.Option(help="Append a line of JSON for each inference request that arrives or ends.")
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Log level.")] = LogLevel("info"),
+    log_level: Annotated[LogLevel, typer.Option(help="How much is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help=LOG_FORMAT_HELP)] = LogFormat.TEXT,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a KV block.", rich_help_panel=_ENGINE)
     ] = None,
@@ -174,7 +175,7 @@ def vllm_sim(
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
         raise typer.BadParameter(f"--request-log {request_log}: {error.strerror}") from None
-    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    setup_logging(log_level, log_format)
     options = ServerOptions(
         models=tuple(model or ["sim"]),
         adapters=tuple(adapter or ()),

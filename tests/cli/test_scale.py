@@ -79,12 +79,12 @@ async def test_once_does_what_can_be_done_now_and_what_is_left_is_taken_up(pool:
         assert await command.exit_code(_LONG_S) == 0
     assert pool.phases == {"127.0.0.1:8001": "draining"}
     pool.in_flight.clear()
-    async with _scale(pool, "--once", "--log-json") as command:
+    async with _scale(pool, "--once", "--log-format", "json") as command:
         assert await command.exit_code(_LONG_S) == 0
     rows = [json.loads(line) for line in command.output.splitlines()]
-    assert [row["event"] for row in rows] == ["begins", "stop", "stopped", "wait"]
-    assert "under way: 127.0.0.1:8001 goes on draining" in rows[0]["text"]
-    assert rows[1]["endpoint"] == "127.0.0.1:8001"
+    assert [row["fields"]["event"] for row in rows] == ["begins", "stop", "stopped", "wait"]
+    assert "under way: 127.0.0.1:8001 goes on draining" in rows[0]["message"]
+    assert rows[1]["fields"]["endpoint"] == "127.0.0.1:8001"
     assert pool.servers == ["127.0.0.1:8000"]
 
 

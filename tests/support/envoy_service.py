@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from extproc.app import App
-from extproc.cli import _run
+from extproc.cli import _logs, _run
 from extproc.config.load import read_settings
 from extproc.pool import ledger
 
@@ -37,7 +37,7 @@ def _weigh(*_: object) -> None:
 def main() -> None:
     ledger.LOG_WAIT_S = 0.1
     settings = read_settings(Path(sys.argv[1]))
-    _run.setup_logging("warning")
+    _logs.setup_logging("warning")
 
     async def serve(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _weigh)

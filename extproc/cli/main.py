@@ -15,6 +15,7 @@ from extproc.cli.explain import explain
 from extproc.cli.scale import scale
 from extproc.cli.serve import serve
 from extproc.cli.simulate import simulate
+from extproc.cli.top import top
 from extproc.cli.up import up
 from extproc.cli.vllm_sim import vllm_sim
 
@@ -47,6 +48,7 @@ app.command("demo")(demo)
 app.command("up")(up)
 app.command("check")(check)
 app.command("serve")(serve)
+app.command("top")(top)
 app.command("explain")(explain)
 app.command("drain")(drain)
 app.command("undrain")(undrain)

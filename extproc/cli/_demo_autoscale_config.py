@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from extproc.cli._demo_autoscale_fleet import COLD_START_S, LIST, profile_path
-from extproc.cli._demo_config import Ports, dump, shipped, with_ports
+from extproc.cli._demo_config import Ports, dump, with_ports
+from extproc.cli._shipped import shipped
 
 POOL = "vllm"
 MIN_REPLICAS, MAX_REPLICAS = 2, 6

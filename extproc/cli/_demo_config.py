@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from extproc.cli._ports import free_port
+from extproc.cli._shipped import shipped
 
 HOST = "127.0.0.1"
 
@@ -50,15 +50,6 @@ def choose_ports(servers: int, data: int | None = None) -> tuple[Ports, list[str
         ),
         moved,
     )
-
-
-def shipped(name: str = "envoy.yaml") -> str:
-    """The text of a configuration that comes with the project."""
-    inside = files("extproc") / "shipped" / name  # in a wheel
-    if inside.is_file():
-        return inside.read_text(encoding="utf-8")
-    checkout = Path(str(files("extproc"))).parent / "envoy" / name
-    return checkout.read_text(encoding="utf-8")
 
 
 def write(path: Path, ports: Ports) -> None:

@@ -12,6 +12,7 @@ from extproc.cli.check import check
 from extproc.cli.demo import demo
 from extproc.cli.drain import drain, undrain
 from extproc.cli.explain import explain
+from extproc.cli.init import init
 from extproc.cli.scale import scale
 from extproc.cli.serve import serve
 from extproc.cli.simulate import simulate
@@ -45,6 +46,7 @@ def _root(
 
 # In the order of a user's way: try, configure, run.
 app.command("demo")(demo)
+app.command("init")(init)
 app.command("up")(up)
 app.command("check")(check)
 app.command("serve")(serve)

@@ -1,7 +1,8 @@
 """How is a fault of our own told in the log, where a client's words may be in its text?
 
 The text of an exception may hold what was being read: `int("...")` quotes it, `KeyError` is it. So the log gets its
-type and the lines of code that it passed, of its causes too, which is what finds a bug; not its text.
+type and the lines of code that it passed, of its causes too, which is what finds a bug; not its text, but of those
+that speak of names in the code.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+_OF_CODE = (AttributeError, NameError, ImportError)
 
 
 def log_bug(log: logging.Logger, words: str, error: BaseException) -> None:
@@ -35,7 +38,7 @@ def _lines(error: BaseException) -> Iterator[str]:
         for frame, line in traceback.walk_tb(found.__traceback__):
             code = frame.f_code
             yield f"  {code.co_filename}:{line} in {code.co_qualname}"
-        yield f"{type(found).__module__}.{type(found).__qualname__}"
+        yield f"{type(found).__module__}.{type(found).__qualname__}" + (f": {found}" if type(found) in _OF_CODE else "")
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
         if found is not None:
             yield "after"

@@ -72,7 +72,7 @@ class Guard:
         given = environment.get(TOKEN_VARIABLE)
         file = settings.token_file
         if file is None and given is not None:
-            _checked(given, TOKEN_VARIABLE)
+            checked_token(given, TOKEN_VARIABLE)
         made = cls(
             loopback=is_loopback(host),
             tokens=(lambda: given) if file is None else (lambda: token_in(Path(file), "admin.token_file")),
@@ -142,10 +142,18 @@ def same_address(one: str | None, other: str) -> bool:
         return False
 
 
+def checked_token(text: str, where: str) -> str:
+    """Raises TokenError, which names where it came from."""
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise TokenError(f"{where} must hold one token, without spaces or line breaks in it")
+    return token
+
+
 def token_in(file: Path, setting: str) -> str:
     """Raises TokenError."""
     try:
-        return _checked(file.read_text("utf-8", "replace"), f"{setting}: {file}")
+        return checked_token(file.read_text("utf-8", "replace"), f"{setting}: {file}")
     except OSError as error:
         raise TokenError(f"{setting}: cannot read {file}: {error.strerror}") from None
 
@@ -176,10 +184,3 @@ def _foreign_name(host: str | None) -> str | None:
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     found = ipaddress.ip_address(text.partition("%")[0])
     return getattr(found, "ipv4_mapped", None) or found
-
-
-def _checked(text: str, where: str) -> str:
-    token = text.strip()
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise TokenError(f"{where} must hold one token, without spaces or line breaks in it")
-    return token

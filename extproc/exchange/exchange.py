@@ -44,6 +44,7 @@ from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.request import RawRequest
 
 HEAD_BYTES = 4096  # of a response's body, where its id stands
+MANY_CHUNKS, SMALL_BYTES = 256, 4096  # of a request's body; of more than so many, short ones are put together
 CHUNK_BYTES = 62_000  # Envoy's bound for one streamed body reply is 64 KiB with its framing
 
 
@@ -129,6 +130,11 @@ class Exchange:
         return self._state
 
     @property
+    def collected_bytes(self) -> int:
+        """Of the request's body, those that are kept until its end."""
+        return self._size if self._state is State.COLLECTING else 0
+
+    @property
     def may_end(self) -> bool:
         """Whether Envoy can do without us from here on: what is still to come of the request and of the response does
         not pass through us, so an end with OK changes nothing for the client."""
@@ -193,7 +199,10 @@ class Exchange:
         if self._size > self._max_body:
             message = f"The request body is larger than {self._max_body} bytes."
             return self.decided(Rejection(RejectionReason.INVALID, 413, message))
-        self._chunks.append(event.body)
+        if len(self._chunks) >= MANY_CHUNKS and len(self._chunks[-1]) + len(event.body) <= SMALL_BYTES:
+            self._chunks[-1] += event.body  # of two bytes each they would take twenty times their size
+        else:
+            self._chunks.append(event.body)
         return self._request_pick(event.part) if event.end_of_stream else []
 
     def _decide_at_trailers(self, event: Event) -> list[Action]:

@@ -29,13 +29,24 @@ class Carrier(Protocol):
     async def room(self, call: Call) -> None: ...
 
     def took(self, call: Call) -> None:
-        """A message was taken from the call's queue."""
+        """A message was taken from the call's queue, or its handler keeps more or less than before."""
 
 
 class Call:
     """Its handler runs in one task, which is cancelled when the peer gives the call up; others may help it."""
 
-    __slots__ = ("_carrier", "_futures", "_headers", "ended", "messages", "replied", "stream", "unacknowledged")
+    __slots__ = (
+        "_carrier",
+        "_futures",
+        "_headers",
+        "counted",
+        "ended",
+        "kept",
+        "messages",
+        "replied",
+        "stream",
+        "unacknowledged",
+    )
 
     def __init__(self, carrier: Carrier, stream: int, headers: list[Header], max_message_bytes: int) -> None:
         self.stream = stream
@@ -43,6 +54,8 @@ class Call:
         self.ended = False  # the peer sends no more
         self.replied = False  # our headers are out
         self.unacknowledged = 0  # bytes received that the peer may not replace yet
+        self.kept = 0  # bytes of messages that were taken, and are kept by the handler
+        self.counted = 0  # bytes that its carrier counts as held for it
         self._carrier = carrier
         self._headers = headers
         self._futures: list[asyncio.Future[None]] = []  # of those that wait
@@ -62,9 +75,14 @@ class Call:
                 return EOF
             await self.wait()
         message = messages.take()
-        if self.unacknowledged:
-            self._carrier.took(self)
+        self._carrier.took(self)
         return message
+
+    def keep(self, size: int) -> None:
+        """Tell how many bytes of what was read are kept until more comes: they count as held."""
+        if size != self.kept:
+            self.kept = size
+            self._carrier.took(self)
 
     async def write(self, message: bytes) -> None:
         """Send one message; waits where the peer is slow to take it."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from hpack import Decoder, HPACKError
 
 from extproc.rpc.framing import COMPRESSION_ERROR, Header, ProtocolError
 
 _MOST_REMEMBERED = 64
+
+# At debug the library writes down each header: what is in them is nobody's business, tokens among them.
+logging.getLogger("hpack").setLevel(logging.WARNING)
 
 
 class HeaderBlocks:

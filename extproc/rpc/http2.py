@@ -1,8 +1,12 @@
 """What does one HTTP/2 connection say? The server's side, sans-io: bytes in, calls of a `Streams` out, bytes to send.
 
 RFC 9113, as far as a gRPC server needs it: no push, no priorities, no header compression of our own (the peer's is read
-by `hpack`). A violation raises `ProtocolError`; whoever drives this says `send_goaway` and closes. A peer may open as
-many streams as it likes: an exchange is held open as long as its request runs.
+by `hpack`). A violation raises `ProtocolError`; whoever drives this says `send_goaway` and closes. A peer may open very
+many streams: an exchange is held open as long as its request runs.
+
+Floods. A frame that moves nothing forward costs us more than it costs to send: settings, pings, empty frames, a stream
+that is opened and reset in one breath. So many of them are taken between two calls of `calm`, and one more is a
+violation. Envoy sends a handful a minute.
 
 Flow control. The connection's window is given back at once, so that no stream holds up another; a stream's when its
 owner says so (`acknowledge`). What we send waits until the peer has room.
@@ -26,6 +30,7 @@ from extproc.rpc.framing import (
     HEAD,
     HEADERS,
     INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
     MAX_FRAME_SIZE,
     MAX_HEADER_LIST_SIZE,
     NO_ERROR,
@@ -36,6 +41,7 @@ from extproc.rpc.framing import (
     PRIORITY_FLAG,
     PROTOCOL_ERROR,
     PUSH_PROMISE,
+    REFUSED_STREAM,
     RST_STREAM,
     SETTING,
     SETTINGS,
@@ -53,6 +59,9 @@ MAX_FRAME_BYTES = 16_384  # the largest frame we take: the protocol's default
 STREAM_WINDOW_BYTES = 1 << 20  # a body of this size comes in one go, a longer one as we take it
 CONNECTION_WINDOW_BYTES = 1 << 26
 MAX_HEADER_BYTES = 64 * 1024
+MAX_STREAMS = 100_000  # of one connection; Envoy opens another when it needs more
+MOST_IDLE_FRAMES = 10_000
+MOST_SETTINGS = 100  # each is applied to every open stream
 _WINDOW_MAX = (1 << 31) - 1
 _DEFAULT_WINDOW = 65_535
 
@@ -102,7 +111,11 @@ class Connection:
         self._peer_frame_bytes = 16_384
         self._received = 0
         self._waiting: dict[int, None] = {}  # streams whose data wait for room, the longest waiting first
-        settings = SETTING.pack(INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES)
+        self._idle_frames = 0  # since `calm`
+        self._settings_frames = 0  # since `calm`
+        self._last_before = 0  # `_last` as the bytes at hand began
+        settings = SETTING.pack(MAX_CONCURRENT_STREAMS, MAX_STREAMS)
+        settings += SETTING.pack(INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES)
         settings += SETTING.pack(MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES)
         self._out.append(frame(SETTINGS, 0, 0, settings))
         self._out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW)))
@@ -110,6 +123,15 @@ class Connection:
     @property
     def open_streams(self) -> int:
         return len(self._open)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the peer has introduced itself."""
+        return self._settled
+
+    def calm(self) -> None:
+        """Count the frames of a flood anew. To be called at regular times."""
+        self._idle_frames = self._settings_frames = 0
 
     def take(self) -> bytes:
         """What is to be sent now."""
@@ -126,6 +148,7 @@ class Connection:
         """Raises ProtocolError."""
         if self._rest:
             data = self._rest + data
+        self._last_before = self._last
         at, end = 0, len(data)
         if not self._started:
             if not data.startswith(PREFACE):
@@ -156,6 +179,8 @@ class Connection:
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:
         size = len(payload)
+        if not size and not flags & END_STREAM:
+            self._idle()
         self._received += size
         if self._received >= CONNECTION_WINDOW_BYTES >> 1:
             self._out.append(frame(WINDOW_UPDATE, 0, 0, U32.pack(self._received)))
@@ -203,6 +228,10 @@ class Connection:
                 return  # trailers of a stream that we have ended
             raise ProtocolError(PROTOCOL_ERROR, f"stream {stream} cannot be opened")
         self._last = stream
+        if len(self._open) >= MAX_STREAMS:
+            self._idle()
+            self._out.append(frame(RST_STREAM, 0, stream, U32.pack(REFUSED_STREAM)))
+            return
         self._open[stream] = _Stream(self._peer_stream_window, ended=ended)
         self._streams.opened(stream, headers, ended)
 
@@ -220,26 +249,39 @@ class Connection:
                 raise ProtocolError(FRAME_SIZE_ERROR, "a reset without its code")
             if stream > self._last or not stream:
                 raise ProtocolError(PROTOCOL_ERROR, f"reset of stream {stream}, which was never opened")
+            if stream > self._last_before:
+                self._idle()  # opened a moment ago
             if self._open.pop(stream, None) is not None:
                 self._waiting.pop(stream, None)
                 self._streams.reset(stream)
         elif kind == PING:
             if len(payload) != 8 or stream:
                 raise ProtocolError(FRAME_SIZE_ERROR if not stream else PROTOCOL_ERROR, "a broken ping")
+            self._idle()
             if not flags & ACK:
                 self._out.append(frame(PING, ACK, 0, payload))
         elif kind == PRIORITY:
+            self._idle()
             if len(payload) != 5 or not stream:
                 raise ProtocolError(FRAME_SIZE_ERROR if stream else PROTOCOL_ERROR, "a broken priority")
         elif kind in (DATA, HEADERS, PUSH_PROMISE, CONTINUATION):
             raise ProtocolError(PROTOCOL_ERROR, f"a frame of kind {kind} where there can be none")
-        # GOAWAY: the peer opens no more streams, and closes when the last has ended. Unknown kinds are passed over.
+        else:  # GOAWAY: the peer opens no more streams, and closes when the last has ended. Others are passed over.
+            self._idle()
+
+    def _idle(self) -> None:
+        """A frame came that moves nothing forward."""
+        self._idle_frames += 1
+        if self._idle_frames > MOST_IDLE_FRAMES:
+            raise ProtocolError(ENHANCE_YOUR_CALM, f"over {MOST_IDLE_FRAMES} frames to no purpose")
 
     def _continuation(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         assert self._block is not None
         owner, ended, block = self._block
         if kind != CONTINUATION or stream != owner:
             raise ProtocolError(PROTOCOL_ERROR, "a header block is interrupted")
+        if not payload and not flags & END_HEADERS:
+            self._idle()
         block += payload
         if len(block) > MAX_HEADER_BYTES:
             raise ProtocolError(ENHANCE_YOUR_CALM, f"headers of over {MAX_HEADER_BYTES} bytes")
@@ -257,19 +299,25 @@ class Connection:
         if len(payload) % 6:
             raise ProtocolError(FRAME_SIZE_ERROR, "settings cut short")
         self._settled = True
+        self._settings_frames += 1
+        if self._settings_frames > MOST_SETTINGS:
+            raise ProtocolError(ENHANCE_YOUR_CALM, f"over {MOST_SETTINGS} settings")
+        window = self._peer_stream_window
         for number, value in SETTING.iter_unpack(payload):
             if number == INITIAL_WINDOW_SIZE:
                 if value > _WINDOW_MAX:
                     raise ProtocolError(FLOW_CONTROL_ERROR, f"a window of {value} bytes")
-                grown, self._peer_stream_window = value - self._peer_stream_window, value
-                for known in self._open.values():
-                    known.window += grown
-                    if known.window > _WINDOW_MAX:
-                        raise ProtocolError(FLOW_CONTROL_ERROR, "a window beyond all bounds")
+                window = value
             elif number == MAX_FRAME_SIZE:
                 if not 16_384 <= value < 1 << 24:
                     raise ProtocolError(PROTOCOL_ERROR, f"frames of up to {value} bytes")
                 self._peer_frame_bytes = value
+        if window != self._peer_stream_window:
+            grown, self._peer_stream_window = window - self._peer_stream_window, window
+            for known in self._open.values():
+                known.window += grown
+                if known.window > _WINDOW_MAX:
+                    raise ProtocolError(FLOW_CONTROL_ERROR, "a window beyond all bounds")
         self._out.append(frame(SETTINGS, ACK, 0))
         self._send_waiting()
 

@@ -29,6 +29,11 @@ class Messages:
         self._begun = bytearray()  # a message that is not whole yet
         self._max_bytes = max_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Those of whole messages that were not taken, and of the one that is not whole."""
+        return self.queued_bytes + len(self._begun)
+
     def feed(self, data: bytes) -> None:
         """Raises AbortedError for a message that is too long or compressed."""
         if self._begun:

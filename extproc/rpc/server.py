@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Mapping, Sequence
 
 from extproc.rpc.call import Handler
-from extproc.rpc.session import Rules, Session
+from extproc.rpc.session import Load, Rules, Session
+from extproc.tls import HANDSHAKE_S
 
 BACKLOG = 1024  # connections that wait to be accepted: all Envoys may come at once
 _ACCEPTING_TURNS = 5  # of the loop, until a connection that was accepted has become a session
@@ -53,7 +54,7 @@ class Server:
         self._tls = tls
         self._sockets = list(sockets)
         self._listeners: list[asyncio.Server] = []
-        self._sessions: set[Session] = set()
+        self._load = Load()
 
     async def start(self) -> None:
         """Accept connections."""
@@ -61,7 +62,11 @@ class Server:
             listening = self._sockets.pop()
             self._listeners.append(
                 await asyncio.get_running_loop().create_server(
-                    lambda: Session(self._rules, self._sessions), sock=listening, ssl=self._tls, backlog=BACKLOG
+                    lambda: Session(self._rules, self._load),
+                    sock=listening,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                    backlog=BACKLOG,
                 )
             )
 
@@ -76,7 +81,7 @@ class Server:
         for listener in listeners:
             await accept_no_more(listener)
         if listeners:
-            for session in self._sessions:
+            for session in self._load.sessions:
                 session.going_away()
         now = asyncio.get_running_loop().time
         until_s = now() + grace_s
@@ -84,10 +89,10 @@ class Server:
         while (left_s := until_s - now()) > 0 and (tasks := self._running()):
             await asyncio.wait(tasks, timeout=left_s)
         tasks = self._running()
-        for session in list(self._sessions):
+        for session in list(self._load.sessions):
             session.close()
         if tasks:
             await asyncio.wait(tasks)
 
     def _running(self) -> list[asyncio.Task[None]]:
-        return [task for session in self._sessions for task in session.tasks if not task.done()]
+        return [task for session in self._load.sessions for task in session.tasks if not task.done()]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from extproc.bug_log import log_bug
 from extproc.rpc import framing, http2
 from extproc.rpc.call import Call, Handler
 from extproc.rpc.framing import Header, ProtocolError, literal
@@ -19,6 +20,14 @@ log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 1 << 20  # whole messages that wait for a handler; beyond, the peer gets no more room
 UNSENT_BYTES = 1 << 24  # a peer that makes us say more than it listens to is cut off
+BEGIN_S = 10.0  # a peer that has not introduced itself by then is let go
+# Over all connections of a server. 100,000 streams are as many as Envoy holds as we ship it; a GiB holds the bodies of
+# 64 requests of 16 MiB that arrive at the same time, or of 10,000 of 100 KB. Both are there so that a flood ends in
+# refusals, with which Envoy goes on by its own balancing, and not in the death of the process.
+MOST_CONNECTIONS = 10_000
+MOST_STREAMS = 100_000
+MOST_HELD_BYTES = 1 << 30
+_QUIET_S = 10.0  # what a peer can make us say is logged once in so long
 
 _HEAD = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:status: 200` (RFC 7541, appendix A)
 _OK = literal(b"grpc-status", b"0")
@@ -57,13 +66,29 @@ class Rules:
     ping_timeout_s: float
 
 
+class Load:
+    """What all connections of a server hold."""
+
+    def __init__(self) -> None:
+        self.sessions: set[Session] = set()  # that are connected
+        self.streams = 0
+        self.held_bytes = 0
+        self._said_s: dict[str, float] = {}
+
+    def warn(self, words: str, *arguments: object) -> None:
+        """Log what a peer has done; not each time, if it does it again and again."""
+        now = asyncio.get_running_loop().time()
+        if now - self._said_s.get(words, -_QUIET_S) >= _QUIET_S:
+            self._said_s[words] = now
+            log.warning(words, *arguments)
+
+
 class Session(asyncio.Protocol):
     """Is also its connection's `http2.Streams` and its calls' `Carrier`."""
 
-    def __init__(self, rules: Rules, sessions: set[Session]) -> None:
-        """`sessions`: it is there while it is connected."""
+    def __init__(self, rules: Rules, load: Load) -> None:
         self._rules = rules
-        self._sessions = sessions
+        self._load = load
         self._http2 = http2.Connection(self)
         self._calls: dict[int, Call] = {}
         # Not in the call: a cancelled task keeps its traceback, and so would keep itself until a collection.
@@ -75,6 +100,7 @@ class Session(asyncio.Protocol):
         self._receiving = False
         self._heard = True  # since the keepalive last looked
         self._keepalive: asyncio.TimerHandle | None = None
+        self._beginning: asyncio.TimerHandle | None = None
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -99,17 +125,23 @@ class Session(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
-            log.warning("a client speaks TLS but does not offer HTTP/2 (ALPN h2): its connection is closed")
+            self._load.warn("a client speaks TLS but does not offer HTTP/2 (ALPN h2): its connection is closed")
             self._transport.close()
             return
-        self._sessions.add(self)
+        if len(self._load.sessions) >= MOST_CONNECTIONS:
+            self._load.warn("%d gRPC clients are connected: one more is closed", MOST_CONNECTIONS)
+            self._transport.close()
+            return
+        self._load.sessions.add(self)
         self._keepalive = self._loop.call_later(self._rules.ping_after_s, self._ping_if_silent)
+        self._beginning = self._loop.call_later(BEGIN_S, self._close_if_not_begun)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._sessions.discard(self)
-        if self._keepalive is not None:
-            self._keepalive.cancel()
+        self._load.sessions.discard(self)
+        for timer in (self._keepalive, self._beginning):
+            if timer is not None:
+                timer.cancel()
         self._cancel_all()
 
     def data_received(self, data: bytes) -> None:
@@ -120,7 +152,7 @@ class Session(asyncio.Protocol):
         try:
             self._http2.receive(data)
         except ProtocolError as error:
-            log.warning("a gRPC client breaks the protocol (%s): its connection is closed", error)
+            self._load.warn("a gRPC client breaks the protocol (%s): its connection is closed", error)
             self._cancel_all()
             self._http2.send_goaway(error.code, reason=str(error))
             self._transport.write(self._http2.take())
@@ -148,6 +180,11 @@ class Session(asyncio.Protocol):
             name = path.decode(errors="replace")
             self._http2.send_end(stream, _HEAD + trailers(Code.UNIMPLEMENTED, f"no method {name} here"))
             return
+        if self._load.streams >= MOST_STREAMS:
+            self._load.warn("%d gRPC calls are open: one more is refused", MOST_STREAMS)
+            self._http2.send_end(stream, _HEAD + trailers(Code.RESOURCE_EXHAUSTED, "too many calls are open"))
+            return
+        self._load.streams += 1
         call = self._calls[stream] = Call(self, stream, headers, self._rules.max_message_bytes)
         call.ended = ended
         task = self._tasks[stream] = self._loop.create_task(self._run(handler, call))
@@ -168,6 +205,11 @@ class Session(asyncio.Protocol):
                 call.ended = True
         except AbortedError as error:
             self._give_up(call, error.code, error.details)
+            return
+        self._count(call)
+        if self._load.held_bytes > max(MOST_HELD_BYTES, 2 * self._rules.max_message_bytes):
+            self._load.warn("%d bytes wait in gRPC calls: one with more is refused", self._load.held_bytes)
+            self._give_up(call, Code.RESOURCE_EXHAUSTED, "too much waits to be dealt with")
             return
         call.unacknowledged += len(data)
         if messages.queued_bytes <= QUEUE_BYTES:
@@ -201,7 +243,8 @@ class Session(asyncio.Protocol):
         await self._writable.wait()
 
     def took(self, call: Call) -> None:
-        if call.messages.queued_bytes <= QUEUE_BYTES:
+        self._count(call)
+        if call.unacknowledged and call.messages.queued_bytes <= QUEUE_BYTES:
             self._acknowledge(call)
             self._flush()
 
@@ -217,8 +260,8 @@ class Session(asyncio.Protocol):
                 self._http2.send_reset(call.stream, framing.CANCEL)
                 self._flush()
             raise
-        except Exception:
-            log.exception("bug in a gRPC handler")
+        except Exception as error:
+            log_bug(log, "bug in a gRPC handler", error)
             self._end(call, Code.UNKNOWN, "internal error")
         else:
             self._end(call, Code.OK, "")
@@ -238,12 +281,24 @@ class Session(asyncio.Protocol):
 
     def _forget(self, stream: int) -> asyncio.Task[None] | None:
         """The task of a call that is over; None: it has been over before."""
-        self._calls.pop(stream, None)
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self._load.streams -= 1
+            self._load.held_bytes -= call.counted
+            call.counted = 0
         return self._tasks.pop(stream, None)
 
+    def _count(self, call: Call) -> None:
+        """Bring up to date what is held for a call."""
+        held = call.messages.held_bytes + call.kept if call.stream in self._calls else 0
+        self._load.held_bytes += held - call.counted
+        call.counted = held
+
     def _cancel_all(self) -> None:
-        for task in self.tasks:
-            task.cancel()
+        for stream in list(self._tasks):
+            task = self._forget(stream)  # one that has not begun is not told that it is cancelled
+            if task is not None:
+                task.cancel()
 
     def _acknowledge(self, call: Call) -> None:
         self._http2.acknowledge(call.stream, call.unacknowledged)
@@ -257,10 +312,16 @@ class Session(asyncio.Protocol):
             return
         self._transport.write(data)
         if not self._writable.is_set() and self._transport.get_write_buffer_size() > UNSENT_BYTES:
-            log.warning("a gRPC client does not read what it asked for: its connection is closed")
+            self._load.warn("a gRPC client does not read what it asked for: its connection is closed")
+            self._transport.abort()
+
+    def _close_if_not_begun(self) -> None:
+        if not self._http2.begun:
+            self._load.warn("a gRPC client says nothing, or not what it should: its connection is closed")
             self._transport.abort()
 
     def _ping_if_silent(self) -> None:
+        self._http2.calm()
         after_s, then = self._rules.ping_after_s, self._ping_if_silent
         if not self._heard:
             self._http2.send_ping()

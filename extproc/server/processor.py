@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 
+from extproc.bug_log import log_bug
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, ResponseBegan, SendPick, SendRejection
 from extproc.exchange.events import Part
@@ -90,7 +91,7 @@ class Processor:
             raise AbortedError(Code.UNAVAILABLE, "the servers are not known yet") from error
         except Exception as error:
             self.failures += 1
-            log.exception("bug in the request path; Envoy may let the request go on without a pick")
+            log_bug(log, "bug in the request path; Envoy may let the request go on without a pick", error)
             raise AbortedError(Code.INTERNAL, "internal error") from error
         finally:
             self.open_streams -= 1
@@ -122,6 +123,7 @@ class Processor:
                 return
             if exchange.may_end:
                 self._answered.add(call)
+            call.keep(exchange.collected_bytes)
             raw = await call.read()
             if raw is EOF:
                 return

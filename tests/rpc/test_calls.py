@@ -26,11 +26,11 @@ LIMIT = 1 << 22
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[tuple[Server, int]]:
+async def serving(handler: Handler, *, limit: int = LIMIT) -> AsyncIterator[tuple[Server, int]]:
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     port = listening.getsockname()[1]
-    server = Server({PATH.decode(): handler}, [listening], max_message_bytes=LIMIT, ping_after_s=60, ping_timeout_s=20)
+    server = Server({PATH.decode(): handler}, [listening], max_message_bytes=limit, ping_after_s=60, ping_timeout_s=20)
     await server.start()
     try:
         yield server, port
@@ -264,6 +264,7 @@ async def test_a_client_that_does_not_read_is_waited_for_and_one_that_drives_it_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(session, "UNSENT_BYTES", 1 << 18)
+    monkeypatch.setattr(http2, "MOST_IDLE_FRAMES", 1 << 30)
     written = 0
 
     async def talks(call: Call) -> None:

@@ -31,6 +31,9 @@ class Scripted:
     def metadata(self, _name: bytes) -> None:
         return None
 
+    def keep(self, _size: int) -> None:
+        pass
+
 
 def body_first(mode: int = BUFFERED) -> ProcessingRequest:
     message = ProcessingRequest()

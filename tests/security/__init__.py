@@ -1,0 +1,1 @@
+"""What an attacker may try, by the rows of docs/security.md."""

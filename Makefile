@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-autoscale bench-scaling clean
+.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-autoscale bench-scaling docs docs-serve clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -41,11 +41,19 @@ test-oldest:     ## the tests without Envoy, on the oldest dependencies that pyp
 	$(OLDEST)/bin/python -m pytest -m 'not envoy' --deselect tests/test_protos.py::test_generating_again_gives_the_same_bytes \
 	  -W "ignore:'click.utils:DeprecationWarning" $(PYTEST_ARGS)
 
-check: $(STAMP)  ## format, lint, types, import contracts
+check: $(STAMP) docs ## format, lint, types, import contracts, the documentation's links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(STAMP)   ## the documentation as a site, in site/; a dead link is an error
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs-serve: $(STAMP) ## the same on http://127.0.0.1:8000, while you write
+	$(BIN)/mkdocs serve
 
 format: $(STAMP) ## bring the code into shape
 	$(BIN)/ruff format .
@@ -70,4 +78,4 @@ bench-autoscale: $(STAMP) ## a fleet that follows its load by each rule, in virt
 	$(BIN)/python -m bench.autoscale $(BENCH_ARGS)
 
 clean:           ## remove what the other targets made
-	rm -rf $(VENV) .venv-* bench/out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* bench/out site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -24,10 +24,11 @@ from extproc import __version__
 from extproc.admin import autoscale_pages, explain, status_history, status_view
 from extproc.admin import http as admin_http
 from extproc.admin.autoscale_metrics import AutoscaleCollector
-from extproc.admin.guard import Guard, TokenError
+from extproc.admin.guard import Guard
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.port import AdminPort, open_port
 from extproc.admin.status import status
+from extproc.admin.token import TokenError
 from extproc.assembly import router_of
 from extproc.config.settings import Settings
 from extproc.discovery.config_file import Followed

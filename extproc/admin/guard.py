@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from extproc.admin.token import TOKEN_VARIABLE, TokenError, checked_token, token_in
 from extproc.config.settings import AdminSettings
 from extproc.endpoint import split_host_port
 
-TOKEN_VARIABLE = "EXTPROC_ADMIN_TOKEN"
 PROBES = frozenset({"/healthz", "/readyz"})
 _READS = frozenset({"GET", "HEAD"})
 _FORMS = frozenset({"", "text/plain", "application/x-www-form-urlencoded"})  # what a page may send unasked
@@ -30,10 +30,6 @@ _ALLOW = (
     "set admin.token_file to a file with a token (or the service's variable EXTPROC_ADMIN_TOKEN) and send it as"
     " `Authorization: Bearer TOKEN` (extproc's commands: --token-file), or have the port listen on 127.0.0.1"
 )
-
-
-class TokenError(ValueError):
-    """There is no token where one is to be. The message names the setting and the cure, and never the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +136,6 @@ def same_address(one: str | None, other: str) -> bool:
         return _plain(one) == _plain(other)
     except ValueError:
         return False
-
-
-def checked_token(text: str, where: str) -> str:
-    """Raises TokenError, which names where it came from."""
-    token = text.strip()
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise TokenError(f"{where} must hold one token, without spaces or line breaks in it")
-    return token
-
-
-def token_in(file: Path, setting: str) -> str:
-    """Raises TokenError."""
-    try:
-        return checked_token(file.read_text("utf-8", "replace"), f"{setting}: {file}")
-    except OSError as error:
-        raise TokenError(f"{setting}: cannot read {file}: {error.strerror}") from None
 
 
 def _from_a_page(asked: Asked) -> Refusal | None:

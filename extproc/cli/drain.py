@@ -17,16 +17,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from extproc.cli._admin import Admin, AwayError, RefusedError
+from extproc.cli._admin import (
+    DEFAULT,
+    Admin,
+    AdminOption,
+    AwayError,
+    CaOption,
+    CertOption,
+    KeyOption,
+    RefusedError,
+    Rights,
+    TokenFileOption,
+)
 from extproc.cli._drain_wait import POLL_S, Exit, Progress, wait
 from extproc.endpoint import format_host, split_host_port
 
-_ADMIN = "http://127.0.0.1:9003"
 _AWAY_S, _SELF_AWAY_S = 30.0, 60.0
 
-AdminOption = Annotated[
-    str, typer.Option("--admin", envvar="EXTPROC_ADMIN", help="The running service's admin address (admin.listen).")
-]
 PoolOption = Annotated[str | None, typer.Option(help="Its pool, where it is in several.")]
 
 
@@ -63,7 +70,11 @@ def drain(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show all drains.")] = False,
-    admin: AdminOption = _ADMIN,
+    admin: AdminOption = DEFAULT,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Take a server out: no new requests at once, and the running ones are waited for.
 
@@ -72,7 +83,7 @@ def drain(
     """
     if sum((endpoint is not None, victim, self_, list_)) != 1:
         raise typer.BadParameter("give one of: ENDPOINT, --victim, --self, --list")
-    at, of = Admin(admin), {} if pool is None else {"pool": pool}
+    at, of = Admin(admin, Rights(token_file, ca, cert, key)), {} if pool is None else {"pool": pool}
     if list_:
         _list(_answer(lambda: at.ask("GET", "/v1/drains", {})), pool)
         return
@@ -106,11 +117,16 @@ def undrain(
         str, typer.Argument(help="The server's host:port, as the service knows it; an IPv6 one in brackets.")
     ],
     pool: PoolOption = None,
-    admin: AdminOption = _ADMIN,
+    admin: AdminOption = DEFAULT,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Bring a server back that was drained, or is draining."""
     of = {} if pool is None else {"pool": pool}
-    answer = _answer(lambda: Admin(admin).drain("DELETE", endpoint, of))
+    at = Admin(admin, Rights(token_file, ca, cert, key))
+    answer = _answer(lambda: at.drain("DELETE", endpoint, of))
     if "warning" in answer:
         typer.echo(f"extproc undrain: {answer['warning']}", err=True)
     _console().print(escape(f"{answer['endpoint']}: {answer['state']}"))

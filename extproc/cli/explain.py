@@ -10,14 +10,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlencode
-from urllib.request import ProxyHandler, Request, build_opener
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from extproc.cli._admin import (
+    DEFAULT,
+    Admin,
+    AdminOption,
+    AwayError,
+    CaOption,
+    CertOption,
+    KeyOption,
+    RefusedError,
+    Rights,
+    TokenFileOption,
+)
 
 _SHOWN = 20  # servers in the table, unless all are asked for
 _WIDE = 160  # columns, where the output is no terminal
@@ -34,21 +44,23 @@ def explain(
     profile: Annotated[
         str | None, typer.Option(help="The profile, as a route may choose it. Default: the pool's.")
     ] = None,
-    admin: Annotated[
-        str, typer.Option(help="The running service's admin address (admin.listen).")
-    ] = "http://127.0.0.1:9003",
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME:VALUE", help="A header of the request; may be repeated.")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help=f"Show all servers, not only {_SHOWN}.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print what the service answered.")] = False,
+    admin: AdminOption = DEFAULT,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Ask a running service where a request would go now, and why. Nothing is sent to any server."""
     headers = _headers(header or [])
     query = {"path": path} | {
         name: value for name, value in (("pool", pool), ("profile", profile)) if value is not None
     }
-    answer = _ask(f"{_base(admin)}/explain?{urlencode(query, quote_via=quote)}", _read(body_file), headers)
+    answer = _ask(Admin(admin, Rights(token_file, ca, cert, key)), query, _read(body_file), headers)
     if json_:
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
@@ -68,13 +80,6 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def _base(admin: str) -> str:
-    url = admin if "://" in admin else f"http://{admin}"
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f'"{admin}": write http://host:port', param_hint="--admin")
-    return url.rstrip("/")
-
-
 def _read(body_file: str) -> bytes:
     if body_file == "-":
         return sys.stdin.buffer.read()
@@ -84,30 +89,13 @@ def _read(body_file: str) -> bytes:
         _fail(f"cannot read {body_file}: {error.strerror}")
 
 
-def _ask(url: str, body: bytes, headers: Mapping[str, str]) -> Any:
-    service = url.partition("/explain")[0]
-    question = Request(url, data=body, headers=dict(headers), method="POST")
+def _ask(service: Admin, query: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> Any:
     try:
-        with build_opener(ProxyHandler({})).open(question, timeout=_TIMEOUT_S) as response:
-            return json.load(response)
-    except HTTPError as error:
-        with error:
-            _fail(f"{service} refused the question ({error.code}): {_reason(error)}")
-    except (URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        _fail(
-            f"no service at {service} ({getattr(reason, 'strerror', None) or reason});"
-            " is it running, and is that its admin.listen? Name another with --admin http://host:port"
-        )
-    except ValueError:
-        _fail(f"what answers at {service} is not this service's admin port; name that with --admin http://host:port")
-
-
-def _reason(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
-        return "that is not this service's admin port, or an older version of it"
+        return service.ask("POST", "/explain", query, body=body, headers=headers, timeout_s=_TIMEOUT_S)
+    except RefusedError as error:
+        _fail(f"{service.url} refused the question ({error.status}): {error}")
+    except AwayError as error:
+        _fail(str(error))
 
 
 def _fail(message: str) -> NoReturn:

@@ -101,9 +101,13 @@ def scale(
             "--admin",
             envvar="EXTPROC_ADMIN",
             help="The running service's admin address. Repeat it for each process in front of the same servers: all are"
-            f" told of drains. Default: {_ADMIN}.",
+            f" told of drains. Default: {DEFAULT}.",
         ),
     ] = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
 ) -> None:
     """Start and stop servers as the service recommends, one at a time; a server is drained before it is stopped.
 
@@ -133,7 +137,7 @@ def scale(
             Rules(start_timeout, expired is Expired.STOP, max_starting),
             journal,
             deadline_s=deadline,
-            env={"EXTPROC_ADMIN": (admin or [_ADMIN])[0]},
+            env={"EXTPROC_ADMIN": (admin or [DEFAULT])[0], **rights.environment()},
             stopping=stop.is_set,
         )
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admin.guard import Asked, Guard, Refusal, TokenError, is_loopback, same_address
+from extproc.admin.guard import Asked, Guard, Refusal, is_loopback, same_address
+from extproc.admin.token import TokenError
 from extproc.config.settings import AdminSettings, TlsSettings
 
 DRAIN = "/v1/endpoints/10.0.0.1:8000/drain"

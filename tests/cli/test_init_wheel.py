@@ -92,7 +92,7 @@ async def test_from_an_empty_environment_to_an_answer_through_envoy(environment:
                         return response.status == 200 and await response.read()
 
             for port in (first, second):
-                await eventually(lambda port=port: answers(f"http://127.0.0.1:{port}/health/"), "it runs", timeout_s=60)
+                await eventually(lambda port=port: answers(f"http://127.0.0.1:{port}/health"), "it runs", timeout_s=60)
             servers = [f"--server=127.0.0.1:{port}" for port in (first, second)]
             said = run(extproc, "init", *servers, *ports, cwd=tmp_path)
             assert said.count("m; 0 running") == 2, said

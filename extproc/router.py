@@ -155,8 +155,8 @@ class Router:
                 now,
                 LOGGED_ENDPOINTS,
             )
-        uncached = placed.uncached_tokens(named[0])
-        reservation = Reservation(pick, named[0], pool.name, raw.path, now, uncached)
+        uncached, held_ratio = placed.uncached_tokens(named[0]), placed.work.held_ratio_at(named[0].slot)
+        reservation = Reservation(pick, named[0], pool.name, raw.path, now, uncached, held_ratio)
         self.ledger.add(reservation)
         if explanation is not None:
             self.decisions.append(Logged(reservation, explanation))

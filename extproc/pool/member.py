@@ -43,7 +43,7 @@ def kv_wait_s(usage_ratio: float | None) -> float:
 
 
 # As scheduling.candidate has it, where each is explained.
-Standing = tuple[int, float, float, float, float, float, float, float]
+Standing = tuple[int, float, float, float, float, float, float, float, float]
 
 
 class State(StrEnum):
@@ -236,7 +236,8 @@ class Member:
             self.slot,
             prefill.clear_at_s,
             prefill.token_s,
-            prefill.requests_per_s * prefill.token_s,
+            prefill.requests_per_s,
+            prefill.bound_per_s * 0.5,
             self.kv_penalty_s,
             known / weight if known > self.in_flight else load,
             load,

@@ -30,7 +30,7 @@ DEFAULT_RATE = 8000.0  # tokens/s; an 8-billion-parameter model on one large car
 PRIOR_TOKENS = 20_000.0
 HALF_LIFE_REQUESTS = 100.0
 MIN_RATE, MAX_RATE = 50.0, 1e6  # tokens/s
-ARRIVALS_S = 5.0  # how long a request counts for `requests_per_s`: ten samples, and some bursts of them
+ARRIVALS_S = 5.0  # how long a request counts for the rates of requests: ten samples, and some bursts of them
 _MOST_ENDED = 512  # kept for a sample to come; only where none come are there as many
 
 
@@ -63,6 +63,7 @@ class PrefillQueue:
         "_queue",
         "_ttft_sum_s",
         "_updated_s",
+        "bound_per_s",
         "clear_at_s",
         "foreign",
         "rate",
@@ -77,6 +78,7 @@ class PrefillQueue:
         self._ended = 0  # in the queue, of requests that are over
         self._open_tokens = 0.0  # in the queue, of the others
         self.requests_per_s = 0.0  # sent there, lately
+        self.bound_per_s = 0.0  # of these, sent for what is held there: each counts by the part of its prompt that was
         self._owed = 0.0  # tokens, as of `_updated_s`
         self._updated_s = 0.0
         self._first_tokens: float | None = None  # of the last sample
@@ -97,10 +99,11 @@ class PrefillQueue:
         left = self._owed + self.foreign - (now - self._updated_s) * self.rate
         return left if left > 0.0 else 0.0
 
-    def add(self, tokens: float, now: float) -> Prefill:
-        """A request with so many tokens to compute is sent now."""
+    def add(self, tokens: float, now: float, held_ratio: float = 0.0) -> Prefill:
+        """A request with so many tokens to compute is sent now; the server holds that part of its prompt, 0 to 1."""
         self._settle(now)
         self.requests_per_s += 1.0 / ARRIVALS_S
+        self.bound_per_s += held_ratio / ARRIVALS_S
         self._owed += tokens
         self._set_clear()
         prefill = Prefill(tokens, self._owed + self.foreign, now)
@@ -174,7 +177,9 @@ class PrefillQueue:
     def _settle(self, now: float) -> None:
         """Let what is owed drain up to now: ours, then what is not."""
         if now > self._updated_s:
-            self.requests_per_s *= exp((self._updated_s - now) / ARRIVALS_S)
+            keep = exp((self._updated_s - now) / ARRIVALS_S)
+            self.requests_per_s *= keep
+            self.bound_per_s *= keep
             self._owed -= (now - self._updated_s) * self.rate
             if self._owed < 0.0:
                 self.foreign = max(0.0, self.foreign + self._owed)

@@ -46,9 +46,19 @@ class Reservation:
     )
 
     def __init__(
-        self, pick: Pick, member: Member, pool: str, path: str, now: float, uncached_tokens: float | None = None
+        self,
+        pick: Pick,
+        member: Member,
+        pool: str,
+        path: str,
+        now: float,
+        uncached_tokens: float | None = None,
+        held_ratio: float = 0.0,
     ) -> None:
-        """`uncached_tokens`: of its prompt, those that the server must compute; None: no account is kept of prompts."""
+        """`uncached_tokens`: of its prompt, those that the server must compute; None: no account is kept of prompts.
+
+        `held_ratio`: the part of its prompt that the server holds, 0 to 1.
+        """
         self.pick = pick
         self.member = member
         self.pool = pool
@@ -66,7 +76,7 @@ class Reservation:
         self.max_tokens: int | None = None  # upper bound on what is generated; None: not known
         self.response_id: str | None = None  # of the response that the server keeps; None: not known, or none
         if uncached_tokens is not None:
-            self.prefill = member.prefill.add(uncached_tokens, now)
+            self.prefill = member.prefill.add(uncached_tokens, now, held_ratio)
         member.charge(self)
 
     @property

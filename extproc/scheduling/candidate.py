@@ -34,12 +34,13 @@ class Endpoint(Protocol):
 #   slot                as below
 #   clear_at_s          when it will have computed the prompt tokens it owes now
 #   token_s             that it takes to compute one
-#   requests_per_token  sent there while it computes one, at the rate of lately
+#   requests_per_s      sent there lately
+#   half_bound_per_s    half of those sent there for what it holds
 #   kv_wait_s           to expect for KV blocks, by the last sample
 #   requests            there, by the last sample and our own count, by weight
 #   load                of ours in flight there, by weight
 #   usable_until_s      as below
-Standing = tuple[int, float, float, float, float, float, float, float]
+Standing = tuple[int, float, float, float, float, float, float, float, float]
 
 
 class Candidate(Protocol):

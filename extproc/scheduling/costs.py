@@ -22,6 +22,10 @@ LOAD_S = 0.001
 # there may be no following ones.
 LOAD_OF_SESSION_S = 0.03
 LOAD_OF_BEGINNING_S = 0.01
+# What a prompt costs an idle server's others at most, as a part of its own time: where many come for what a server holds
+# they come for a prefix that is asked for much, and another server that has it serves them from then on (by experiment;
+# docs/decisions/cost-in-seconds.md).
+OTHERS_MOST = 0.3
 
 
 def least_loaded(candidates: Sequence[Candidate], now: float) -> list[Cost]:
@@ -87,10 +91,12 @@ def first_token_s(
         + what it costs others that tokens are computed there which another server holds
         + wait for KV blocks + requests there x LOAD_S (by weight)
 
-    The second term: so many tokens more take `w` seconds. Who is sent there until they are done (`requests_per_s`, as
-    lately) waits longer: by all of it while the server works off what it owes already, then by half of it on average.
-    Without this term each request computes a prefix anew as soon as that is quicker for itself, and near saturation
-    all wait for it (docs/decisions/cost-in-seconds.md). Tokens that nobody holds cost others as much wherever they go.
+    The second term: so many tokens more take `w` seconds. Who is sent there while the server works off what it owes
+    already (`requests_per_s`, as lately) waits longer by all of it. While it works on this prompt, only those wait who
+    come for what it holds (`bound_per_s`), by half of it on average, and OTHERS_MOST of `w` at most: the rest can go
+    elsewhere. Without this term each request computes a prefix anew as soon as that is quicker for itself, and near
+    saturation all wait for it (docs/decisions/cost-in-seconds.md). Tokens that nobody holds cost others as much wherever
+    they go.
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
@@ -102,7 +108,7 @@ def first_token_s(
     tokens, held = work.prompt_tokens, work.held
     rows = [candidate.standing for candidate in candidates]
     for row in rows:
-        if now > row[7]:
+        if now > row[8]:
             rows = _by_own_account(rows, now)
             break
     most = work.most_held
@@ -119,29 +125,35 @@ def first_token_s(
     if alike:  # nobody would compute what another holds
         return [
             (clear_at_s - now if clear_at_s > now else 0.0) + least * token_s + wait_s + each_s * requests
-            for _, clear_at_s, token_s, _, wait_s, requests, _, _ in rows
+            for _, clear_at_s, token_s, _, _, wait_s, requests, _, _ in rows
         ]
     return [
-        owed_s + own_s + per_token * (uncached - least) * (owed_s + own_s * 0.5) + wait_s + each_s * requests
-        for slot, clear_at_s, token_s, per_token, wait_s, requests, _, _ in rows
+        owed_s
+        + own_s
+        + (uncached - least) * token_s * (per_s * owed_s + (bound if bound < OTHERS_MOST else OTHERS_MOST))
+        + wait_s
+        + each_s * requests
+        for slot, clear_at_s, token_s, per_s, half_bound_per_s, wait_s, requests, _, _ in rows
         for owed_s in (clear_at_s - now if clear_at_s > now else 0.0,)
         for uncached in (tokens - held[slot] if slot in held else tokens,)
         for own_s in (uncached * token_s,)
+        for bound in (half_bound_per_s * own_s,)
     ]
 
 
 def _terms(row: Standing, uncached: float, least: float, each_s: float, now: float) -> Terms:
-    _, clear_at_s, token_s, per_token, wait_s, requests, _, _ = row
+    _, clear_at_s, token_s, per_s, half_bound_per_s, wait_s, requests, _, _ = row
     owed_s = max(0.0, clear_at_s - now)
     own_s = max(0.0, uncached) * token_s
     more = max(0.0, uncached - least)
-    return Terms(owed_s + own_s, per_token * more * (owed_s + own_s * 0.5), wait_s, each_s * requests)
+    others_s = more * token_s * (per_s * owed_s + min(half_bound_per_s * own_s, OTHERS_MOST))
+    return Terms(owed_s + own_s, others_s, wait_s, each_s * requests)
 
 
 def _by_own_account(rows: Sequence[Standing], now: float) -> list[Standing]:
     """The same, with the pool's mean and our own count where a sample is missing or stale."""
-    mean_wait_s = _mean([row[4] for row in rows if now <= row[7]])
-    return [row if now <= row[7] else (*row[:4], mean_wait_s, row[6], row[6], row[7]) for row in rows]
+    mean_wait_s = _mean([row[5] for row in rows if now <= row[8]])
+    return [row if now <= row[8] else (*row[:5], mean_wait_s, row[7], row[7], row[8]) for row in rows]
 
 
 def _mean(values: Sequence[float]) -> float:

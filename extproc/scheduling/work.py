@@ -29,6 +29,11 @@ class Work:
         """Tokens of it that the server of this slot is believed to hold."""
         return self.held.get(slot, 0.0)
 
+    def held_ratio_at(self, slot: int) -> float:
+        """The part of it that the server of this slot is believed to hold, 0 to 1."""
+        held = self.held.get(slot, 0.0)
+        return 1.0 if held > self.prompt_tokens else held / self.prompt_tokens if held else 0.0
+
     def uncached_at(self, slot: int) -> float:
         """Tokens of it that the server of this slot must compute."""
         return max(0.0, self.prompt_tokens - self.held_at(slot))

@@ -17,7 +17,14 @@ from extproc.pool.member import KV_FULL_WAIT_S, KV_TIGHT_RATIO, SETTLE_S, Member
 from extproc.pool.prefill import ARRIVALS_S
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
-from extproc.scheduling.costs import LOAD_OF_BEGINNING_S, LOAD_OF_SESSION_S, LOAD_S, Terms, first_token_s
+from extproc.scheduling.costs import (
+    LOAD_OF_BEGINNING_S,
+    LOAD_OF_SESSION_S,
+    LOAD_S,
+    OTHERS_MOST,
+    Terms,
+    first_token_s,
+)
 from extproc.scheduling.pickers import TIE_RATIO, TIE_S, cheapest_s
 from extproc.scheduling.work import UNKNOWN, Work
 from tests.support.fleet import STALE_AFTER_S, address, sample
@@ -39,10 +46,10 @@ def servers(*samples: LoadSample | None, weights: dict[int, float] | None = None
     return made
 
 
-def busy(member: Member, requests: int, tokens: float = 0.0) -> None:
-    """So many requests of so many uncached tokens each are sent there now."""
+def busy(member: Member, requests: int, tokens: float = 0.0, held_ratio: float = 0.0) -> None:
+    """So many requests of so many uncached tokens each are sent there now; so much of their prompts is held there."""
     for _ in range(requests):
-        Reservation(Pick("id", member.address, (), ""), member, "p", "", NOW, tokens)
+        Reservation(Pick("id", member.address, (), ""), member, "p", "", NOW, tokens, held_ratio)
 
 
 def test_it_is_tokens_owed_and_uncached_over_the_rate() -> None:
@@ -64,7 +71,7 @@ def test_computing_again_what_another_holds_costs_those_who_come_next() -> None:
     costs = first_token_s([holder, other], work, NOW, terms=terms)
     assert costs[0] == pytest.approx(1.0)
     again_s, before_s, own_s = 4.0, 1.0, 5.0
-    assert terms[1].others_s == pytest.approx(10 / ARRIVALS_S * again_s * (before_s + own_s / 2))
+    assert terms[1].others_s == pytest.approx(10 / ARRIVALS_S * again_s * before_s)
     assert costs[1] == pytest.approx(before_s + own_s + terms[1].others_s + 10 * LOAD_S)
     assert first_token_s([other], work, NOW) == [pytest.approx(before_s + own_s + 10 * LOAD_S)], (
         "what no candidate holds must be computed anyway"
@@ -73,6 +80,24 @@ def test_computing_again_what_another_holds_costs_those_who_come_next() -> None:
     assert first_token_s([holder, other], work, NOW + 20 * ARRIVALS_S)[1] == pytest.approx(own_s + 10 * LOAD_S), (
         "nobody is sent there any more"
     )
+
+
+def test_an_idle_server_makes_only_those_wait_who_come_for_what_it_holds() -> None:
+    holder, free, bound, hot = servers(*[sample(NOW)] * 4)
+    for number, each in enumerate((holder, free, bound, hot)):
+        each.introduce(number, 1000.0)
+    busy(free, 1)
+    busy(bound, 1, held_ratio=0.5)
+    busy(hot, 20, held_ratio=1.0)
+    terms: list[Terms] = []
+    first_token_s([holder, free, bound, hot], Work(5000.0, {0: 4000.0}), NOW, terms=terms)
+    again_s, own_s = 4.0, 5.0
+    assert [each.others_s for each in terms] == [
+        0.0,
+        0.0,
+        pytest.approx(again_s * (0.5 / ARRIVALS_S) * own_s / 2),
+        pytest.approx(again_s * OTHERS_MOST),
+    ]
 
 
 def test_holding_more_than_the_prompt_saves_no_more_than_the_prompt() -> None:
@@ -145,7 +170,12 @@ SAMPLE = st.builds(
     st.one_of(st.none(), st.floats(0, 1)),
 )
 SERVERS = st.lists(
-    st.tuples(st.one_of(st.none(), SAMPLE), st.integers(0, 5), st.sampled_from([0.0, 100.0, 5000.0])),
+    st.tuples(
+        st.one_of(st.none(), SAMPLE),
+        st.integers(0, 5),
+        st.sampled_from([0.0, 100.0, 5000.0]),
+        st.sampled_from([0.0, 0.4, 1.0]),
+    ),
     min_size=2,
     max_size=5,
 )
@@ -169,7 +199,8 @@ def by_the_book(candidates: Sequence[Member], work: Work, now: float) -> list[fl
     costs = []
     for each, own in zip(candidates, uncached, strict=True):
         rate, owed = each.prefill.rate, each.prefill.owed(now)
-        others_s = each.prefill.requests_per_s * (own - min(uncached)) / rate * (owed / rate + own / rate / 2)
+        bound = min(each.prefill.bound_per_s * own / rate / 2, OTHERS_MOST)
+        others_s = (own - min(uncached)) / rate * (each.prefill.requests_per_s * owed / rate + bound)
         load, wait_s = each.in_flight / each.endpoint.weight, mean_wait_s
         if each in fresh:
             load = max(load, (each.reported + each.unseen) / each.endpoint.weight)
@@ -188,12 +219,12 @@ def order_by_the_book(costs: Sequence[float], candidates: Sequence[Member], coun
 @given(SERVERS, WORK, st.integers(1, 5), st.integers(0, 3))
 @settings(deadline=None, max_examples=300)
 def test_the_quick_ways_say_what_the_formula_says_to_the_last_bit_and_draw_the_same_lots(
-    state: list[tuple[LoadSample | None, int, float]], work: Work, count: int, seed: int
+    state: list[tuple[LoadSample | None, int, float, float]], work: Work, count: int, seed: int
 ) -> None:
-    fleet = servers(*(each for each, _, _ in state))
-    for number, (member, (_, requests, tokens)) in enumerate(zip(fleet, state, strict=True)):
+    fleet = servers(*(each for each, *_ in state))
+    for number, (member, (_, *sent)) in enumerate(zip(fleet, state, strict=True)):
         member.introduce(number, 1000.0 * (number + 1))
-        busy(member, requests, tokens)
+        busy(member, *sent)
         member.restand()
     terms: list[Terms] = []
     explained = first_token_s(fleet, work, NOW, terms=terms)
@@ -211,14 +242,14 @@ def test_the_quick_ways_say_what_the_formula_says_to_the_last_bit_and_draw_the_s
 @given(SERVERS, WORK, st.data())
 @settings(deadline=None)
 def test_more_load_never_makes_a_server_more_attractive(
-    state: list[tuple[LoadSample | None, int, float]], work: Work, data: st.DataObject
+    state: list[tuple[LoadSample | None, int, float, float]], work: Work, data: st.DataObject
 ) -> None:
     """A pick, more waiting or running requests, a fuller cache: it is picked by no draw that did not pick it before"""
 
     def build() -> list[Member]:
-        made = servers(*(each for each, _, _ in state))
-        for member, (_, requests, tokens) in zip(made, state, strict=True):
-            busy(member, requests, tokens)
+        made = servers(*(each for each, *_ in state))
+        for member, (_, *sent) in zip(made, state, strict=True):
+            busy(member, *sent)
         return made
 
     def first(of: list[Member], seed: int) -> tuple[int, list[float]]:

@@ -149,7 +149,8 @@ def _pool(name: str, members: Sequence[Member], now: float) -> Iterator[Warned]:
         yield Warned(Level.CRITICAL, f"pool {name}: no endpoint is healthy: {_named(unhealthy, now)}")
     elif not any(state in (State.READY, State.RETURNING) for _, state in states):
         words = ", ".join(f"{_count(states, state)} {state}" for state in State if _count(states, state))
-        yield Warned(Level.CRITICAL, f"pool {name}: no endpoint is ready: {words}")
+        level = Level.WARNING if _count(states, State.STARTING) else Level.CRITICAL
+        yield Warned(level, f"pool {name}: no endpoint is ready: {words}")
     elif unhealthy:
         yield Warned(Level.WARNING, f"pool {name}: {_part(unhealthy, members)} unhealthy: {_named(unhealthy, now)}")
     stale = [

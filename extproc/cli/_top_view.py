@@ -310,13 +310,13 @@ def _percent(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{ratio:.0%}"
 
 
-def _meter(ratio: float | None) -> Text:
-    """A share with a bar."""
+def _meter(ratio: float | None, high: float = 2.0) -> Text:
+    """A share with a bar; above `high` it is marked."""
     if ratio is None:
         return Text.assemble(f"{UNKNOWN:>4} ", ("░" * _BAR, "dim"))
     full = round(_BAR * min(1.0, ratio))
     return Text.assemble(
-        f"{ratio:>4.0%} ", ("█" * full, "red" if ratio > 0.9 else "cyan"), ("░" * (_BAR - full), "dim")
+        f"{ratio:>4.0%} ", ("█" * full, "red" if ratio > high else "cyan"), ("░" * (_BAR - full), "dim")
     )
 
 
@@ -364,7 +364,7 @@ COLUMNS = (
     Column(
         "kv",
         "KV usage",
-        lambda row: _meter(row["kv_usage_ratio"]),
+        lambda row: _meter(row["kv_usage_ratio"], 0.9),
         lambda row: row["kv_usage_ratio"],
         down=True,
         needed=4,

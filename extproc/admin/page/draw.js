@@ -11,14 +11,14 @@ function signed(cell, sign, word, meaning) {
   setAttributes(first, { class: `sign ${meaning}` });
 }
 
-// A share, with a bar for the eye.
-function metered(cell, ratio) {
+// A share, with a bar for the eye; above `high` it is marked.
+function metered(cell, ratio, high = 2) {
   if (!cell.firstElementChild) {
     cell.append(make("span", {}), make("span", { class: "bar", "aria-hidden": "true" }, make("i")));
   }
   const [words, bar] = cell.children;
   setText(words, percent(ratio));
-  setAttributes(bar, { class: `bar${ratio > 0.9 ? " high" : ""}` });
+  setAttributes(bar, { class: `bar${ratio > high ? " high" : ""}` });
   bar.firstElementChild.style.width = `${100 * Math.min(1, ratio ?? 0)}%`;
 }
 
@@ -43,7 +43,7 @@ const ENDPOINT_COLUMNS = [
     show: (cell, row) => { setText(cell, number(row.waiting)); cell.classList.toggle("some", row.waiting > 0); } },
   { title: "Running", number: true, hint: "requests, as it said last", value: (row) => row.running, show: plain((row) => number(row.running)) },
   { title: "In flight", number: true, hint: "requests picked for it that have not ended", value: (row) => row.in_flight, show: plain((row) => number(row.in_flight)) },
-  { title: "KV usage", number: true, hint: "of its KV cache, as it said last", value: (row) => row.kv_usage_ratio, show: (cell, row) => metered(cell, row.kv_usage_ratio) },
+  { title: "KV usage", number: true, hint: "of its KV cache, as it said last", value: (row) => row.kv_usage_ratio, show: (cell, row) => metered(cell, row.kv_usage_ratio, 0.9) },
   { title: "Hit share", number: true, hint: "of the prompt tokens of the last minute, those that its prefix cache held", value: (row) => row.hit_ratio, show: (cell, row) => metered(cell, row.hit_ratio) },
   { title: "Heard", number: true, hint: "how long ago it told its load last", value: (row) => row.age_s,
     show: (cell, row) => { setText(cell, known(row.age_s) ? span(row.age_s) : "never"); cell.classList.toggle("old", !row.fresh); } },
@@ -115,12 +115,12 @@ class PoolView {
     cards.running.draw(number(pool.running), "on the servers", times, [line("running")]);
     cards.kv_usage_ratio.draw(percent(pool.kv_usage_ratio), "mean of the servers", times, [line("kv_usage_ratio")]);
     cards.hit_ratio.draw(percent(pool.hit_ratio), "of prompt tokens, 1 min", times, [line("hit_ratio")]);
-    const wanted = advice ? `ready; ${number(advice.stale ? null : advice.desired)} recommended` : `ready, of ${number(pool.servers)}`;
+    const wanted = advice ? `ready; ${number(advice.stale ? null : advice.desired)} recommended (dashed)` : `ready, of ${number(pool.servers)}`;
     const desired = advice ? [aim("recommended", columns.desired ?? [])] : [];
     cards.servers.draw(number(pool.serving), wanted, times, [line("ready"), ...desired]);
     const target = advice?.ttft_target_s ?? null;
     const targets = known(target) ? [aim("target", times.map(() => target))] : [];
-    cards.ttft_p99_s.draw(seconds(advice?.ttft_p99_s), known(target) ? `target ${seconds(target)}` : "no target is set", times, [line("ttft_p99_s"), ...targets]);
+    cards.ttft_p99_s.draw(seconds(advice?.ttft_p99_s), known(target) ? `target ${seconds(target)} (dashed)` : "no target is set", times, [line("ttft_p99_s"), ...targets]);
     arrange(this.tiles, Object.values(cards).filter((each) => advice || each !== cards.ttft_p99_s).map((each) => each.element));
   }
 }
@@ -138,7 +138,8 @@ const SIGNAL_WORDS = { kv_usage: percent };
 class Advice {
   constructor() {
     this.charts = new Map();
-    this.sentence = make("p", { class: "advice" });
+    this.title = make("h3", { class: "advice" });
+    this.sentence = make("p");
     this.facts = make("p", { class: "quiet" });
     this.verdict = make("p");
     const value = (row, of) => (known(of) ? (SIGNAL_WORDS[row.name] ?? rough)(of) : UNKNOWN);
@@ -150,7 +151,7 @@ class Advice {
       { title: "Asked for, over time", show: (cell, row) => this.trend(cell, row), class: "trend" },
       { title: "In words", show: plain((row) => row.reason), class: "why" },
     ]);
-    this.element = make("div", { class: "recommendation" }, make("h3", {}, "Recommended servers"), this.sentence, this.verdict, this.facts,
+    this.element = make("div", { class: "recommendation" }, this.title, this.sentence, this.verdict, this.facts,
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What asks for servers" }, this.grid.table));
   }
 
@@ -158,7 +159,8 @@ class Advice {
     this.element.hidden = !advice;
     if (!advice) return;
     this.history = history;
-    setText(this.sentence, advice.error ? `No number now: ${advice.error}` : `${number(advice.desired)}: ${advice.reason}`);
+    setText(this.title, `Recommended servers: ${advice.error ? "no number now" : number(advice.desired)}`);
+    setText(this.sentence, advice.error ?? advice.reason);
     const [sign, words, meaning] = VERDICTS[advice.verdict] ?? ["", "", "rest"];
     this.verdict.hidden = !words;
     signed(this.verdict, sign, words, meaning);

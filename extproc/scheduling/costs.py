@@ -22,9 +22,8 @@ LOAD_S = 0.001
 # there may be no following ones.
 LOAD_OF_SESSION_S = 0.03
 LOAD_OF_BEGINNING_S = 0.01
-# What a prompt costs an idle server's others at most, as a part of its own time: where many come for what a server holds
-# they come for a prefix that is asked for much, and another server that has it serves them from then on (by experiment;
-# docs/decisions/cost-in-seconds.md).
+# What a prompt costs those who come for what an idle server holds, at most, as a part of its own time: by experiment
+# (docs/decisions/cost-in-seconds.md). Where many come for what all hold, they can go to another server meanwhile.
 OTHERS_MOST = 0.3
 
 
@@ -95,8 +94,8 @@ def first_token_s(
     already (`requests_per_s`, as lately) waits longer by all of it. While it works on this prompt, only those wait who
     come for what it holds (`bound_per_s`), by half of it on average, and OTHERS_MOST of `w` at most: the rest can go
     elsewhere. Without this term each request computes a prefix anew as soon as that is quicker for itself, and near
-    saturation all wait for it (docs/decisions/cost-in-seconds.md). Tokens that nobody holds cost others as much wherever
-    they go.
+    saturation all wait for it (docs/decisions/cost-in-seconds.md). Tokens that nobody holds cost others as much
+    wherever they go.
 
     Where the sample is missing or stale, our own account stands in: what we sent there is owed until it should be done,
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.

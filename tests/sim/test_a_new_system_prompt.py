@@ -43,6 +43,6 @@ def test_no_server_is_left_aside_because_it_does_not_hold_it_yet(seed: int) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_it_costs_little_more_than_where_all_take_turns(seed: int) -> None:
-    """cases e01, e06: taking turns makes every server compute the new prompt at once, which is best here. Measured: 1.03 and
-    1.11 times its mean; where a server's other requests count in full against computing it, 1.75 and 2.07 times."""
+    """cases e01, e06: taking turns makes every server compute the new prompt at once, which is best here. Measured:
+    1.03 and 1.11 times its mean; where all of a server's requests count against computing it, 1.75 and 2.07 times."""
     assert waits("cache-aware", seed)[0] < 1.2 * waits("round-robin", seed)[0]

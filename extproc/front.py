@@ -16,6 +16,7 @@ from extproc.config.settings import Settings
 from extproc.router import Router
 from extproc.rpc.server import Server
 from extproc.server import access_log, eds, health, keda, listener, processor
+from extproc.telemetry.tracing import Traces, sender_of
 
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
 _LETTING_GO_S = 0.5  # for the ends of thousands of exchanges to be written
@@ -35,7 +36,10 @@ class Front:
         latest: Latest,
         clock: Callable[[], float],
     ) -> None:
-        """`look_again`: see `Processor`. `failing`: by pool, what its discovery cannot find out."""
+        """`look_again`: see `Processor`. `failing`: by pool, what its discovery cannot find out.
+
+        Raises ListenError: traces are wanted, and what they need is not there.
+        """
         self.address = ""  # host:port, once open
         self._router = router
         self._settings = settings
@@ -45,11 +49,13 @@ class Front:
         self._server: Server | None = None
         self._access_log = access_log.AccessLogReceiver(router, clock)
         self._eds = self._discovery_for_envoy()
+        self._traces = self._traces_as_set()
         self._processor = processor.Processor(
             router,
             max_body_bytes=settings.max_body_bytes,
             close_early=self._close_early,
             look_again=look_again,
+            traces=self._traces,
             clock=clock,
         )
         self._keda = keda.KedaScaler(latest)
@@ -71,6 +77,8 @@ class Front:
     async def start(self) -> None:
         assert self._server is not None, "it is open"
         await self._server.start()
+        if self._traces is not None:
+            self._traces.start()
 
     async def leave(self) -> None:
         """End in order: first wait for `shutdown_notice_s`, in which we say that we are not ready and serve."""
@@ -82,6 +90,8 @@ class Front:
         """End at once."""
         if self._server is not None:
             await self._server.stop(0)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
 
     def background(self) -> dict[str, Any]:
         """The coroutines that are to run beside the request path, by task name."""
@@ -100,7 +110,7 @@ class Front:
             "eds_streams": self._eds.streams,
             "eds_pushes": self._eds.pushes,
             "eds_refused": self._eds.refused,
-        }
+        } | ({} if self._traces is None else {f"trace_spans_{k}": n for k, n in self._traces.counts().items()})
 
     def decisions(self) -> tuple[list[tuple[str, float]], float]:
         """How long decisions took; see `Durations.cumulative`."""
@@ -132,6 +142,15 @@ class Front:
     def _close_early(self) -> bool:
         mode = self._settings.exchange.response
         return self._access_log.connected > 0 if mode == "auto" else mode == "close"
+
+    def _traces_as_set(self) -> Traces | None:
+        wanted = self._settings.tracing
+        if wanted is None:
+            return None
+        try:
+            return Traces(wanted, sender_of(wanted), clock=self._clock)
+        except ValueError as error:
+            raise listener.ListenError(str(error)) from error
 
     def _discovery_for_envoy(self) -> eds.EndpointDiscovery:
         """What serves the pools' members to Envoy. Of pools of one service name the first counts."""

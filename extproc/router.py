@@ -17,6 +17,7 @@ from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, Rej
 from extproc.endpoint import Address
 from extproc.explanation import Explanation, Logged, explain
 from extproc.openai.answer import response_id_of
+from extproc.note import Note
 from extproc.openai.priority import priority_of
 from extproc.openai.understand import SESSION_FIELDS
 from extproc.placement import Placed, Placement, restarted
@@ -105,8 +106,11 @@ class Router:
     def pools(self) -> list[Pool]:
         return [plan.pool for plan in self.plans.values()]
 
-    def route(self, raw: RawRequest, now: float) -> Decision:
-        """Pick a server and reserve a place there, or say why not. Never raises for anything in the request."""
+    def route(self, raw: RawRequest, now: float, note: Note | None = None) -> Decision:
+        """Pick a server and reserve a place there, or say why not. Never raises for anything in the request.
+
+        `note`: is filled in with what the decision goes by; None: nobody asks for that.
+        """
         plan = self._plan(raw)
         profile = self._profile(plan, raw)
         if raw.route is not ANY_ROUTE or plan.profile_header is not None:
@@ -131,6 +135,8 @@ class Router:
                 return self._reject(
                     pool,
                     RejectionReason.OVERLOADED,
+        if note is not None:
+            note.asked(pool.name, profile.name, request)
                     "All servers are busy; please retry later.",
                     status=429,
                     retry_after_s=away.retry_after_s,
@@ -154,6 +160,8 @@ class Router:
                 raw,
                 now,
                 LOGGED_ENDPOINTS,
+        if note is not None:
+            note.placed(placed, candidates, now, panic=found.panic)
             )
         uncached, held_ratio = placed.uncached_tokens(named[0]), placed.work.held_ratio_at(named[0].slot)
         reservation = Reservation(pick, named[0], pool.name, raw.path, now, uncached, held_ratio)

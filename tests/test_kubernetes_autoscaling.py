@@ -16,7 +16,7 @@ from jsonschema import ValidationError
 from extproc.config.settings import Settings
 from extproc.server import keda
 from tests.support import keda_schema
-from tests.test_docs import exported_metrics
+from tests.support.metrics_doc import series_names
 from tests.test_kubernetes_manifests import (
     ADDED,
     COMPONENTS,
@@ -199,7 +199,7 @@ def test_the_hpa_asks_for_the_gauge_and_takes_it_for_the_number() -> None:
         "metric": {"name": GAUGE, "selector": {"matchLabels": {"pool": "vllm"}}},
         "target": {"type": "AverageValue", "averageValue": "1"},
     }
-    assert GAUGE in exported_metrics()
+    assert GAUGE in series_names()
     (rule,) = read("hpa", "adapter-rules.yaml")["externalRules"]
     assert rule["seriesQuery"].startswith(GAUGE + "{")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.metrics_doc import series_names
 from tests.support.programs import program
-from tests.test_docs import exported_metrics
 from tests.test_kubernetes_manifests import KUSTOMIZATION, container_of, pod_of
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ CASES = [
     Case(
         "too few that are always there",
         "ExtprocMinReplicasTooLow",
-        {f"extproc_autoscale_min_too_low{{{A},{POOL}}}": steady(3)},
+        {f"extproc_autoscale_needed_min_replicas{{{A},{POOL}}}": steady(3)},
     ),
     Case(
         "servers do not come",
@@ -256,7 +256,7 @@ def test_a_pool_without_any_server_that_wants_none_is_in_order(tmp_path: Path) -
 def test_the_rules_use_only_metrics_that_there_are() -> None:
     used = {name for rule in RULES.values() for name in re.findall(r"\bextproc_\w+", rule["expr"])}
     assert len(used) > 10
-    assert used <= exported_metrics()
+    assert used <= set(series_names())
 
 
 def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:

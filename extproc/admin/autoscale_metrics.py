@@ -42,7 +42,7 @@ class AutoscaleCollector:
                     "draining_servers": found.draining,
                     "stale_servers": found.stale_servers,
                     "lead_seconds": found.lead_s,
-                    "min_too_low": found.min_too_low,
+                    "needed_min_replicas": found.min_too_low,
                 }
             if found is not None and not found.stale:
                 values |= {"desired_replicas": found.desired, "ttft_p99_seconds": found.ttft_p99_s}
@@ -73,7 +73,7 @@ _POOL = {
     "stale_servers": "Servers whose load is not known.",
     "age_seconds": "Since the load of a server was last known.",
     "lead_seconds": "From load that needs a server until it serves.",
-    "min_too_low": "Servers that the fastest ramp needs before others can come, while min_replicas are fewer.",
+    "needed_min_replicas": "Servers that the fastest ramp needs before others can come, while min_replicas are fewer.",
     "ttft_p99_seconds": "Within it 99 of 100 requests had their first token lately.",
     "ttft_target_seconds": "Within it they should.",
     "warnings": "Reasons why the numbers may be wrong; /status tells them.",

@@ -1,6 +1,8 @@
 """What does Prometheus get to see?
 
-The core keeps plain counts; they are read here when Prometheus scrapes, so that a pick costs nothing for them.
+The core keeps plain counts; they are read here when Prometheus scrapes, so that a pick costs nothing for them. No label
+holds what a client wrote: each is the name of a pool, the address of a server, or a word of a fixed list. All metrics
+are listed in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.pool.drain import Phase
-from extproc.pool.drains import ENDINGS
-from extproc.pool.member import State
+from extproc import __version__
+from extproc.admin.fleet_metrics import FleetMetrics
+from extproc.decision import Outcome, RejectionReason
 from extproc.router import Router
 from extproc.unknown import NamedBy
 
 
 class RouterCollector:
-    """Reads the router's counts and the members' states."""
+    """Reads the router's counts, the members' states, and what the shells count."""
 
     def __init__(
         self,
@@ -30,15 +32,14 @@ class RouterCollector:
         clock: Callable[[], float],
         failing: Callable[[], Mapping[str, Iterable[str]]] = dict,
     ) -> None:
-        """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`. `decisions`: the
-        cumulative buckets and the sum, in seconds, of the time decisions took. `failing`: by pool, what its
-        discovery cannot find out."""
+        """`service`: counters of the gRPC shells, by metric name without prefix; see `_SERVICE`, and `_SPANS` where
+        requests are traced. `decisions`: the cumulative buckets and the sum, in seconds, of the time decisions took.
+        `failing`: by pool, what its discovery cannot find out."""
         self._router = router
         self._service = service
         self._decisions = decisions
         self._ready = ready
-        self._clock = clock
-        self._failing = failing
+        self._fleet = FleetMetrics(router, clock, failing)
 
     def describe(self) -> list[Metric]:
         return []  # nothing to check for clashes; saves a collection at registration
@@ -46,20 +47,11 @@ class RouterCollector:
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
         yield from self._prompts()
-        yield from self._endpoints()
-        yield from self._drains()
-        yield from self._starts()
-        yield self._discovery()
-        yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
-        buckets, sum_s = self._decisions()
-        decision = HistogramMetricFamily("extproc_decision_seconds", "From a decoded request to its decision.")
-        decision.add_metric([], buckets, sum_s)
-        yield decision
-        values = self._service()
-        for name, (kind, text) in _SERVICE.items():
-            yield kind(f"extproc_{name}", text, value=values[name])
+        yield from self._fleet.collect()
+        yield from self._itself()
 
     def _requests(self) -> Iterator[Metric]:
+        """Counters of fixed words stand at 0 from the start: the first failure is then a rise that Prometheus sees."""
         ledger = self._router.ledger
         picks = CounterMetricFamily("extproc_picks", "Requests routed.", labels=["pool"])
         requests = CounterMetricFamily(
@@ -70,20 +62,20 @@ class RouterCollector:
         panics = CounterMetricFamily(
             "extproc_panic_picks", "Requests routed although every endpoint looked bad.", labels=["pool"]
         )
-        for pool in self._router.plans:
-            picks.add_metric([pool], ledger.picks[pool])
-            requests.add_metric([pool], ledger.requests(pool))
-            panics.add_metric([pool], ledger.panics[pool])
         rejections = CounterMetricFamily("extproc_rejections", "Requests that we answered.", labels=["reason"])
-        for reason, count in ledger.rejections.items():
-            rejections.add_metric([str(reason)], count)
         outcomes = CounterMetricFamily(
             "extproc_request_outcomes",
             "Routed requests that ended, by how (from the access log).",
             labels=["pool", "outcome"],
         )
-        for (pool, outcome), count in ledger.outcomes.items():
-            outcomes.add_metric([pool, str(outcome)], count)
+        for pool in self._router.plans:
+            picks.add_metric([pool], ledger.picks[pool])
+            requests.add_metric([pool], ledger.requests(pool))
+            panics.add_metric([pool], ledger.panics[pool])
+            for outcome in Outcome:
+                outcomes.add_metric([pool, str(outcome)], ledger.outcomes[pool, outcome])
+        for reason in RejectionReason:
+            rejections.add_metric([str(reason)], ledger.rejections[reason])
         yield from (picks, requests, panics, rejections, outcomes)
         yield CounterMetricFamily(
             "extproc_moved_requests", "Requests that ran on another server than the first choice.", value=ledger.moved
@@ -104,47 +96,6 @@ class RouterCollector:
         for by in NamedBy:
             unknown.add_metric([str(by)], self._router.unknown.counts[by])
         yield unknown
-
-    def _drains(self) -> Iterator[Metric]:
-        started = CounterMetricFamily("extproc_drains_started", "Drains that began.", labels=["pool"])
-        ended = CounterMetricFamily("extproc_drains_ended", "Drains that ended, by how.", labels=["pool", "result"])
-        cut = CounterMetricFamily(
-            "extproc_drain_open_requests", "Requests still running at deadlines of drains that passed.", labels=["pool"]
-        )
-        draining = GaugeMetricFamily("extproc_draining_endpoints", "Endpoints draining now.", labels=["pool"])
-        for name, plan in self._router.plans.items():
-            drains = plan.pool.drains
-            started.add_metric([name], drains.started)
-            for ending in ENDINGS:
-                ended.add_metric([name, str(ending)], drains.ended[ending])
-            cut.add_metric([name], drains.cut)
-            going_on = [m for m in drains.members if m.drain is not None and m.drain.phase is Phase.DRAINING]
-            draining.add_metric([name], len(going_on))
-        yield from (started, ended, cut, draining)
-
-    def _starts(self) -> Iterator[Metric]:
-        starts = CounterMetricFamily("extproc_endpoint_starts", "Endpoints that were seen to start.", labels=["pool"])
-        took = GaugeMetricFamily(
-            "extproc_endpoint_start_seconds", "From first seen to ready, median of the last starts.", labels=["pool"]
-        )
-        for name, plan in self._router.plans.items():
-            times = plan.pool.starts
-            starts.add_metric([name], times.count)
-            if times.median_s is not None:
-                took.add_metric([name], times.median_s)
-        yield from (starts, took)
-
-    def _discovery(self) -> Metric:
-        """No series is a name that resolves: the names are few, and an alert needs only those that do not."""
-        failing = GaugeMetricFamily(
-            "extproc_discovery_failing",
-            "1 for what discovery cannot find out at present: a DNS name, a file.",
-            labels=["pool", "name"],
-        )
-        for pool, names in self._failing().items():
-            for name in names:
-                failing.add_metric([pool, name], 1.0)
-        return failing
 
     def _prompts(self) -> Iterator[Metric]:
         by_api = ["pool", "api"]
@@ -172,34 +123,26 @@ class RouterCollector:
                     held.add_metric([pool, api], counts.held_tokens)
         yield from (ways, keyless, picks, tokens, held)
 
-    def _endpoints(self) -> Iterator[Metric]:
-        labels = ["pool", "endpoint"]
-        in_flight = GaugeMetricFamily("extproc_endpoint_in_flight", "Requests picked and not ended.", labels=labels)
-        state = GaugeMetricFamily(
-            "extproc_endpoint_state", "1 for the endpoint's present state.", labels=[*labels, "state"]
+    def _itself(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("extproc_ready", "1 while Envoy may send requests here.", value=float(self._ready()))
+        build = GaugeMetricFamily("extproc_build_info", "1, with the version that runs.", labels=["version"])
+        build.add_metric([__version__], 1.0)
+        yield build
+        buckets, sum_s = self._decisions()
+        decision = HistogramMetricFamily("extproc_decision_seconds", "From a decoded request to its decision.")
+        decision.add_metric([], buckets, sum_s)
+        yield decision
+        values = self._service()
+        for name, (kind, text) in _SERVICE.items():
+            yield kind(f"extproc_{name}", text, value=values[name])
+        spans = CounterMetricFamily(
+            "extproc_trace_spans", "Spans of traced requests, by what became of them.", labels=["result"]
         )
-        age = GaugeMetricFamily("extproc_endpoint_sample_age_seconds", "Age of the last sample.", labels=labels)
-        running = GaugeMetricFamily("extproc_endpoint_running", "Running requests, as sampled.", labels=labels)
-        waiting = GaugeMetricFamily("extproc_endpoint_waiting", "Waiting requests, as sampled.", labels=labels)
-        kv = GaugeMetricFamily("extproc_endpoint_kv_usage_ratio", "KV cache usage, as sampled.", labels=labels)
-        now = self._clock()
-        for name, plan in self._router.plans.items():
-            for member in plan.pool.members:
-                key = [name, str(member.address)]
-                in_flight.add_metric(key, member.in_flight)
-                present = member.state(now)
-                for each in State:
-                    if each is not State.GONE:
-                        state.add_metric([*key, str(each)], float(each is present))
-                if member.sample is not None:
-                    age.add_metric(key, now - member.sample.taken_at_s)
-                sample = member.fresh_sample(now)
-                if sample is None:
-                    continue  # unknown is absent, not zero
-                for gauge, value in ((running, sample.running), (waiting, sample.waiting), (kv, sample.kv_usage_ratio)):
-                    if value is not None:
-                        gauge.add_metric(key, value)
-        yield from (in_flight, state, age, running, waiting, kv)
+        for result in _SPANS:
+            count = values.get(f"trace_spans_{result}")
+            if count is not None:
+                spans.add_metric([result], count)
+        yield spans
 
 
 _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str]] = {
@@ -217,6 +160,9 @@ _SERVICE: Mapping[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily]
     "eds_pushes": (CounterMetricFamily, "Endpoint lists sent to Envoys."),
     "eds_refused": (CounterMetricFamily, "Endpoint lists that an Envoy refused."),
 }
+
+# What becomes of the spans of traces; counted as `trace_spans_...`.
+_SPANS = ("exported", "failed", "queue_full", "over_rate")
 
 
 def registry(*collectors: Collector) -> CollectorRegistry:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from extproc.app import App
 from extproc.decision import Decision, Pick
+from extproc.note import Note
 from extproc.placement import Placed
 from extproc.pool.member import Member
 from extproc.request import RawRequest
@@ -42,9 +43,9 @@ class Watch:
         """Watch this service from now on."""
         router, route = app.router, app.router.route
 
-        def watched(raw: RawRequest, now: float) -> Decision:
+        def watched(raw: RawRequest, now: float, note: Note | None = None) -> Decision:
             considered = router.consider(raw, now)
-            decision = route(raw, now)
+            decision = route(raw, now, note)
             if isinstance(decision, Pick) and considered.placed is not None:
                 self._note(raw, decision, considered, considered.placed)
             return decision

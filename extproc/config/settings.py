@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from extproc.config.autoscale_settings import AutoscaleSettings
 from extproc.config.discovery_settings import DiscoverySettings
 from extproc.config.section import Seconds, Section, model_names
+from extproc.config.tracing_settings import TracingSettings
 from extproc.endpoint import split_host_port
 from extproc.openai.understand import SESSION_FIELDS
 from extproc.pool.deadline import Bounds
@@ -306,6 +307,9 @@ class Settings(Section):
     models: ModelsSettings = Field(default_factory=lambda: ModelsSettings())
     scheduling: SchedulingSettings = Field(default_factory=lambda: SchedulingSettings())
     drain: DrainSettings = Field(default_factory=lambda: DrainSettings())
+    tracing: TracingSettings | None = Field(
+        None, description="Where traces of decisions are sent (OpenTelemetry; docs/tracing.md); unset: there are none."
+    )
     max_body_bytes: int = Field(
         16 * 1024 * 1024, ge=1024, description="Largest request body; the same number as in Envoy's buffer filter."
     )

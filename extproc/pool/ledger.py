@@ -60,6 +60,7 @@ class Ledger:
         """That came for it, each once, those that nobody could serve included. One for a model that there is not is
         none: no server more would serve it."""
         return self.picks[pool] + self.turned_away[pool]
+        reservation.member.picked += 1
 
     def find(self, pick_id: str) -> Reservation | None:
         """The reservation of a pick; None: forgotten, or not ours."""

@@ -80,6 +80,7 @@ class Member:
         "models_at_s",
         "models_error",
         "out",
+        "picked",
         "prefill",
         "reported",
         "sample",
@@ -113,6 +114,7 @@ class Member:
         self.kv_penalty_s = 0.0  # what a request has to wait for blocks, by the last sample; see `kv_wait_s`
         self.prefill = PrefillQueue()
         self.slot = -1  # the router's number for it in the prefix index; -1: none yet
+        self.picked = 0  # requests picked for it, since it is a member
         self.in_flight = 0  # requests picked for this server and not ended
         self.unseen = 0  # of those, the ones that the last sample cannot have counted
         self.gone = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.drains import Drains
+from extproc.pool.first_tokens import FirstTokenCounts
 from extproc.pool.member import Member
 from extproc.pool.reservation import Reservation
 from extproc.pool.sample import LoadSample
@@ -49,6 +50,7 @@ class Pool:
         self.members: tuple[Member, ...] = ()  # replaced as a whole when membership changes
         self.drains = Drains()
         self.starts = StartTimes()
+        self.first_tokens = FirstTokenCounts()
         self.known = False  # its source has said who they are; nobody, perhaps
         self.mixed = False  # not all members are known to serve the same: a pick must look at the request's model
         self._all_unknown = True  # of no member it is known what it serves
@@ -132,6 +134,9 @@ class Pool:
         member = self._by_address.get(address)
         if member is None:
             return []
+        before = member.sample
+        if before is not None:
+            self.first_tokens.add(before.ttft, sample.ttft)
         presumed = member.observe(sample)
         self._note_start(member)
         return presumed

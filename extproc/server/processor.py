@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -23,6 +24,7 @@ from extproc.server import decode, encode
 from extproc.server.durations import Durations
 
 log = logging.getLogger(__name__)
+from extproc.note import Note
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 # gRPC initial metadata that a route's configuration may set.
@@ -44,6 +46,14 @@ class Processor:
 
     def __init__(
         self,
+class Traces(Protocol):
+    """Traces some of the requests; see `telemetry.tracing`."""
+
+    def begin(self, raw: RawRequest, metadata: Callable[[bytes], bytes | None]) -> Note | None: ...
+
+    def end(self, note: Note, decision: Decision, took_s: float) -> None: ...
+
+
         router: Router,
         *,
         max_body_bytes: int,
@@ -58,6 +68,7 @@ class Processor:
         self.streams = 0
         self.undecodable = 0
         self.failures = 0  # exceptions of ours; what became of the request was Envoy's choice
+        traces: Traces | None = None,
         self._router = router
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
@@ -71,6 +82,7 @@ class Processor:
 
         In full duplex Envoy takes any other end for a failure, and cuts the response.
         """
+        self._traces = traces
         for call in self._answered:
             call.end_of_messages()
 
@@ -138,15 +150,17 @@ class Processor:
         """
         started_s = self._clock()
         request = decode.whole_request(message, route)
-        decision = self._route(request, started_s)
+        note = None if self._traces is None else self._traces.begin(request, call.metadata)
+        decision = self._route(request, started_s, note)
         if type(decision) is Rejection and decision.doubtful is not None:
-            decision = await self._second_thought(decision, request)
+            decision = await self._second_thought(decision, request, note)
         if isinstance(decision, Pick):
             pick_ids.append(decision.pick_id)
             reply = encode.whole_body_pick(decision)
         else:
             reply = encode.rejection(decision)
-        self.decisions.add(self._clock() - started_s)
+        took_s = self._clock() - started_s
+        self.decisions.add(took_s)
         await call.write(reply)
         self._answered.add(call)
         while (raw := await call.read()) is not EOF:
@@ -157,6 +171,8 @@ class Processor:
     async def _answer(
         self, exchange: Exchange, message: ProcessingRequest, part: Part, call: Call, pick_ids: list[str]
     ) -> bool:
+        if note is not None and self._traces is not None:
+            self._traces.end(note, decision, took_s)
         """Answer one message; true when we are done with the stream."""
         started_s = self._clock()
         actions = exchange.receive(decode.event(message, part))
@@ -167,12 +183,16 @@ class Processor:
                 if len(action.raw.body) > LONG_BYTES:
                     await self._turn()
                     started_s = self._clock()
-                decision = self._route(action.raw, started_s)
+                note = None if self._traces is None else self._traces.begin(action.raw, call.metadata)
+                decision = self._route(action.raw, started_s, note)
                 if type(decision) is Rejection and decision.doubtful is not None:
-                    decision = await self._second_thought(decision, action.raw)
+                    decision = await self._second_thought(decision, action.raw, note)
                 if isinstance(decision, Pick):
                     pick_ids.append(decision.pick_id)
-                self.decisions.add(self._clock() - started_s)
+                took_s = self._clock() - started_s
+                self.decisions.add(took_s)
+                if note is not None and self._traces is not None:
+                    self._traces.end(note, decision, took_s)
                 actions = exchange.decided(decision)
                 break
         for action in actions:
@@ -201,21 +221,21 @@ class Processor:
         async with self._long:
             await asyncio.sleep(0)
 
-    async def _second_thought(self, decision: Rejection, raw: RawRequest) -> Decision:
+    async def _second_thought(self, decision: Rejection, raw: RawRequest, note: Note | None) -> Decision:
         """Before a model is said not to exist, ask: it may have been loaded a moment ago. And before it is said that
         there is no server, wait until they are known; raises UnknownFleetError when they are not soon."""
         if decision.doubtful is None or self._look_again is None:
             return decision
         await self._look_again(decision.doubtful)
         self._router.withdraw(decision)
-        second = self._route(raw, self._clock())
+        second = self._route(raw, self._clock(), note)
         if isinstance(second, Rejection) and second.reason is RejectionReason.NO_ENDPOINTS and second.doubtful:
             self._router.withdraw(second, again=False)
             raise UnknownFleetError
         return second
 
-    def _route(self, raw: RawRequest, now: float) -> Decision:
-        decision = self._router.route(raw, now)
+    def _route(self, raw: RawRequest, now: float, note: Note | None) -> Decision:
+        decision = self._router.route(raw, now, note)
         # What is written in this turn of the event loop goes out at its end.
         asyncio.get_running_loop().call_soon(self._router.settle)
         return decision

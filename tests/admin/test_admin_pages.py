@@ -61,10 +61,13 @@ def test_metrics_tell_requests_endpoints_and_the_state_of_the_shells() -> None:
     assert seen["extproc_panic_picks_total", labels(pool="vllm")] == 0
     assert seen["extproc_rejections_total", labels(reason="no_endpoints")] == 1
     assert seen["extproc_request_outcomes_total", labels(pool="vllm", outcome="ok")] == 1
-    assert (seen["extproc_endpoint_waiting", one], seen["extproc_endpoint_running", one]) == (3, 4)
+    assert (seen["extproc_endpoint_waiting_requests", one], seen["extproc_endpoint_running_requests", one]) == (3, 4)
     assert seen["extproc_endpoint_kv_usage_ratio", one] == 0.5
     assert second.address == address(2)
-    assert (seen["extproc_endpoint_in_flight", one], seen["extproc_endpoint_in_flight", two]) == (0, 1)
+    assert (seen["extproc_endpoint_in_flight_requests", one], seen["extproc_endpoint_in_flight_requests", two]) == (
+        0,
+        1,
+    )
     assert seen["extproc_endpoint_state", (*labels(endpoint="10.0.0.1:8000", pool="vllm"), ("state", "ready"))] == 1
     assert seen["extproc_endpoint_sample_age_seconds", two] == NOW
     assert seen["extproc_ready", ()] == 1
@@ -102,7 +105,11 @@ def test_an_unknown_load_is_absent_from_the_metrics_not_zero() -> None:
     fleet = router(pool(2))
     fleet.observe("vllm", address(2), sample(NOW, waiting=None, running=None, kv=None), NOW)
     names = {name for name, _ in collected(fleet)}
-    assert not names & {"extproc_endpoint_waiting", "extproc_endpoint_running", "extproc_endpoint_kv_usage_ratio"}
+    assert not names & {
+        "extproc_endpoint_waiting_requests",
+        "extproc_endpoint_running_requests",
+        "extproc_endpoint_kv_usage_ratio",
+    }
 
 
 def shown(

@@ -230,7 +230,7 @@ def test_gauges_tell_the_numbers_and_what_is_unknown_is_absent() -> None:
     }
     said = Said()
     said.found, said.said = replace(GOOD, min_too_low=4), Remarks(("a", "b"))
-    assert gauges(said)["min_too_low"] == 4
+    assert gauges(said)["needed_min_replicas"] == 4
     assert gauges(said)["warnings"] == 2
 
 

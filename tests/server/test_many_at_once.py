@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from extproc.decision import Decision
+from extproc.note import Note
 from extproc.request import RawRequest
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
@@ -44,7 +45,7 @@ class Turns(Router):
         self.most = self.decided = self._in_this_turn = 0
         self._again: Callable[[], None] | None = None
 
-    def route(self, raw: RawRequest, now: float) -> Decision:
+    def route(self, raw: RawRequest, now: float, note: Note | None = None) -> Decision:
         if len(raw.body) > LONG_BYTES:
             if self._again is None:
                 self._again = self._next_turn
@@ -52,7 +53,7 @@ class Turns(Router):
             self._in_this_turn += 1
             self.decided += 1
             self.most = max(self.most, self._in_this_turn)
-        return super().route(raw, now)
+        return super().route(raw, now, note)
 
     def _next_turn(self) -> None:
         self._in_this_turn, self._again = 0, None

@@ -1,10 +1,15 @@
-"""How do the settings and the rules read in the manual? The tables of docs/configuration.md and docs/envoy.md."""
+"""How do the settings and the rules read in the manual? The tables of docs/configuration.md, envoy.md and drain.md.
+
+`python -m extproc.config.reference docs` writes them into the pages of that folder, between their marks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -16,11 +21,28 @@ from extproc.config.settings import Settings
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
+_POOL = "pools.<name>."
+_OF_THEIR_OWN = ("discovery", "autoscale")  # sections of a pool that are as large as others
+
+
 def settings_table() -> str:
-    """Every setting by its dotted path, as a Markdown table."""
-    rows = ["| setting | value | default | what it is |", "|---|---|---|---|"]
-    rows += [f"| `{path}` | {kind} | {default} | {text} |" for path, kind, default, text in _rows(Settings, "")]
-    return "\n".join(rows)
+    """Every setting by its dotted path: a Markdown table for each section, under its name."""
+    sections: dict[str, list[str]] = {}
+    for path, kind, default, text in _rows(Settings, ""):
+        sections.setdefault(_section(path), []).append(f"| `{path}` | {kind} | {default} | {text} |")
+    head = "| setting | value | default | what it is |\n|---|---|---|---|\n"
+    return "\n\n".join(f"### {section}\n\n{head}" + "\n".join(rows) for section, rows in sections.items())
+
+
+def _section(path: str) -> str:
+    """The heading under which a setting stands."""
+    if path.startswith(_POOL):
+        name = path.removeprefix(_POOL).partition(".")[0]
+        return f"pools: {name}" if name in _OF_THEIR_OWN else "pools"
+    return path.partition(".")[0] if "." in path or path in _SECTIONS else "the process"
+
+
+_SECTIONS = frozenset(name for name, field in Settings.model_fields.items() if section_of(field.annotation) is not None)
 
 
 def rules_table(*, kubernetes: bool = False) -> str:
@@ -62,14 +84,18 @@ def _kind(field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{member}`" for member in members)
     base: Any = members[0] if members else annotation
+    constraints = list(field.metadata)
+    if get_origin(base) is Annotated:
+        base, *more = get_args(base)
+        constraints += [inner for each in more for inner in getattr(each, "metadata", ())]
     if get_args(base):  # a list of this or that
         return " or ".join(_WORDS.get(part, str(part)) for part in get_args(base))
-    return _WORDS.get(base, str(base)) + "".join(_limits(field))
+    return _WORDS.get(base, str(base)) + "".join(_limits(constraints))
 
 
-def _limits(field: FieldInfo) -> Iterator[str]:
+def _limits(constraints: Iterable[object]) -> Iterator[str]:
     words = {"gt": "over", "ge": "from", "lt": "under", "le": "to"}
-    for constraint in field.metadata:
+    for constraint in constraints:
         for name, word in words.items():
             value = getattr(constraint, name, None)
             if value is not None:
@@ -89,7 +115,29 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "configuration.md": {"settings": settings_table},
+    "envoy.md": {"rules": rules_table},
+    "drain.md": {"kubernetes-rules": lambda: rules_table(kubernetes=True)},
+}
+"""What stands between which marks of which page."""
+
+
+def marked(name: str) -> re.Pattern[str]:
+    """A table in a page, between its marks: the second group."""
+    return re.compile(rf"(<!-- {name}: .*?-->\n)(.*?)(\n<!-- end of {name} -->)", re.DOTALL)
+
+
+def write(docs: Path) -> None:
+    """Bring the tables of all pages up to date."""
+    for page, tables in TABLES.items():
+        text = (docs / page).read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = marked(name).sub(lambda match, table=table: match[1] + table() + match[3], text)  # type: ignore[misc]
+        (docs / page).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(settings_table() + "\n\n" + rules_table() + "\n\n" + rules_table(kubernetes=True) + "\n")
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))

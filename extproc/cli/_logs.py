@@ -25,12 +25,25 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 def setup_logging(level: str, log_format: LogFormat = LogFormat.TEXT) -> None:
     """Log to standard error, warnings of Python included; as JSON also the traceback with which the process may end."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
     if log_format is LogFormat.JSON:
         sys.excepthook = _ended_by
         threading.excepthook = _thread_ended_by
+
+
+class TextFormatter(logging.Formatter):
+    """A record as one line, and a traceback under it. What a server or a peer says cannot begin a line of its own, nor
+    speak to the terminal: characters that cannot be printed are escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (the library's name)
+        line = super().formatMessage(record)
+        return line if line.isprintable() else "".join(map(_printable, line))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 class JsonFormatter(logging.Formatter):

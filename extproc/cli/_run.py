@@ -12,6 +12,8 @@ from typing import Any
 
 import uvloop
 
+from extproc.bug_log import log_of_loop
+
 # Some that pass a signal on send it to the process and to its group: two so close together are one.
 _ECHO_S = 0.3
 
@@ -33,6 +35,7 @@ def run_until_signal(
     async def body() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(log_of_loop)
         first_s = 0.0
 
         def on_signal(number: int) -> None:

@@ -115,6 +115,7 @@ async def fetch(
     if page.host is not None:
         headers["Host"] = page.host
     url = URL(f"{settings.scheme}://{page.host_port}{page.path}", encoded=True)
+    shown = url.with_query(None)  # there may be a key in the query
     try:
         async with (
             asyncio.timeout(settings.timeout_s),
@@ -124,13 +125,13 @@ async def fetch(
                 response.close()
                 where = response.headers.get("Location")
                 redirect = f" to {where[:200]!r}; redirects are not followed" if where else ""
-                detail = f"{url}: status {response.status}{redirect}"
+                detail = f"{shown}: status {response.status}{redirect}"
                 return ScrapeFailure(FailureKind.HTTP_STATUS, detail, at_s, status=response.status)
             return await read(response, at_s)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:  # TimeoutError: of ours, or of the network's
         kind = _kind(error)
         reason = f"no whole page within {settings.timeout_s:g} s" if kind is FailureKind.TIMEOUT else _text(error)
-        return ScrapeFailure(kind, f"{url}: {reason}", at_s)
+        return ScrapeFailure(kind, f"{shown}: {reason}", at_s)
 
 
 async def whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes | None:
@@ -164,4 +165,6 @@ def _kind(error: Exception) -> FailureKind:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300].rstrip(": ")
+    # Its own text has the URL, with the query.
+    text = f"{error.status}, {error.message}" if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return f"{type(error).__name__}: {text}"[:300].rstrip(": ")

@@ -158,7 +158,7 @@ def test_a_command_that_is_called_is_given_the_same_rights() -> None:
     assert Rights().environment() == {}
 
 
-@pytest.mark.parametrize("name", ["drain", "undrain", "explain", "scale"])
+@pytest.mark.parametrize("name", ["drain", "undrain", "explain", "scale", "top"])
 def test_every_command_that_asks_the_admin_port_takes_them(name: str) -> None:
     from typer.main import get_command
 

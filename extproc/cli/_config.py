@@ -39,6 +39,8 @@ def settings_from(
     for problem in problems:
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
     if not loaded.readable:
+        if not path.exists():
+            typer.echo("extproc: `extproc init` writes an envoy.yaml to start from", err=True)
         raise typer.Exit(2)
     errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     ours = any(problem.code == AUTOSCALE_PROFILE.name for problem in errors)

@@ -191,6 +191,13 @@ def test_what_is_mistyped_is_told_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_has_no_file_yet_is_told_of_it(tmp_path: Path) -> None:
+    for command in (["up"], ["serve", "--envoy"]):
+        result = CliRunner().invoke(app, [*command, str(tmp_path / "envoy.yaml")])
+        assert result.exit_code == 2
+        assert "extproc: `extproc init` writes an envoy.yaml to start from" in result.stderr
+
+
 def test_a_port_that_is_in_use_is_told(run: Callable[..., Result], tmp_path: Path) -> None:
     import socket
 

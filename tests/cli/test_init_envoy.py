@@ -39,7 +39,7 @@ def test_envoy_takes_each_kind_of_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.chdir(tmp_path)
     ports = ["--listen=[::]:18080", "--envoy-admin=127.0.0.1:19901"]
-    for number, (fleet, kind) in enumerate(itertools.product(FLEETS, KINDS)):
+    for number, (fleet, kind) in enumerate(zip(itertools.cycle(FLEETS), [*KINDS, *KINDS[:2]], strict=False)):
         file = tmp_path / f"{number}.yaml"
         arguments = ["init", "--no-probe", "--force", "--server", fleet, *kind, *ports, "--out", str(file)]
         result = CliRunner().invoke(app, arguments)

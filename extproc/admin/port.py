@@ -13,6 +13,7 @@ from extproc.admin.guard import Asked, Guard
 from extproc.bug_log import WithoutText, log_bug
 from extproc.config.settings import AdminSettings
 from extproc.endpoint import format_host, split_host_port
+from extproc.sockets import bound
 from extproc.tls import HANDSHAKE_S, Certificates
 
 log = logging.getLogger(__name__)
@@ -39,10 +40,11 @@ class AdminPort:
 
     address: str  # host:port
     _runner: web.AppRunner
-    _listener: asyncio.Server
+    _listeners: tuple[asyncio.Server, ...]
 
     async def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         await self._runner.cleanup()
 
 
@@ -56,6 +58,8 @@ async def open_port(settings: AdminSettings, application: web.Application) -> Ad
     tls = None
     if settings.tls is not None:
         tls = Certificates(settings.tls, "admin.tls", alpn=["http/1.1"], demand=False).context
+    host, number = split_host_port(settings.listen, lowest_port=0)
+    sockets = bound(host, number, backlog=128)
     runner = web.AppRunner(
         application, access_log=None, handle_signals=False, keepalive_timeout=IDLE_S, logger=_of_server
     )
@@ -66,16 +70,11 @@ async def open_port(settings: AdminSettings, application: web.Application) -> Ad
     def protocol() -> asyncio.Protocol:
         return _Full() if len(server.connections) >= MOST_CONNECTIONS else server()
 
-    host, port = split_host_port(settings.listen, lowest_port=0)
-    timeout_s = None if tls is None else HANDSHAKE_S
-    try:
-        listener = await asyncio.get_running_loop().create_server(
-            protocol, host, port, ssl=tls, ssl_handshake_timeout=timeout_s, reuse_address=True, backlog=128
-        )
-    except OSError:
-        await runner.cleanup()
-        raise
-    return AdminPort(format_host(host, listener.sockets[0].getsockname()[1]), runner, listener)
+    loop, timeout_s = asyncio.get_running_loop(), None if tls is None else HANDSHAKE_S
+    listeners = [
+        await loop.create_server(protocol, sock=each, ssl=tls, ssl_handshake_timeout=timeout_s) for each in sockets
+    ]
+    return AdminPort(format_host(host, sockets[0].getsockname()[1]), runner, tuple(listeners))
 
 
 def guarded(guard: Guard, of_itself: Callable[[web.Request], bool]) -> Callable[..., Awaitable[web.StreamResponse]]:

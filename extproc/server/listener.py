@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterable, Mapping
 
 from extproc.config.settings import GrpcSettings
 from extproc.endpoint import format_host, split_host_port
 from extproc.rpc.call import Handler
 from extproc.rpc.server import BACKLOG, Server
+from extproc.sockets import bound
 from extproc.tls import Certificates, TlsFileError
 
 # The streams of an Envoy whose machine died hold their charges for so long.
@@ -36,7 +35,7 @@ def build(settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mappin
         raise ListenError(str(error)) from error
     host, port = split_host_port(settings.listen, lowest_port=0)
     try:
-        sockets = _bound(host, port)
+        sockets = bound(host, port, backlog=BACKLOG)
     except OSError as error:
         raise ListenError(
             f"grpc.listen: cannot open {settings.listen} ({error.strerror}); is another process there?"
@@ -51,26 +50,3 @@ def build(settings: GrpcSettings, max_body_bytes: int, services: Iterable[Mappin
         ping_timeout_s=PING_TIMEOUT_S,
     )
     return server, format_host(host, sockets[0].getsockname()[1])
-
-
-def _bound(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on all addresses of a host. `::` takes IPv4 too.
-
-    Not SO_REUSEPORT: a second process on the port is an error, not a silent share of the traffic.
-    """
-    with contextlib.ExitStack() as undo:
-        sockets: list[socket.socket] = []
-        for family, kind, protocol, _, address in dict.fromkeys(
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        ):
-            one = undo.enter_context(socket.socket(family, kind, protocol))
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-            taken = sockets[0].getsockname()[1] if sockets else port
-            one.bind((address[0], taken, *address[2:]))
-            one.listen(BACKLOG)
-            one.setblocking(False)
-            sockets.append(one)
-        undo.pop_all()
-    return sockets

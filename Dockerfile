@@ -1,12 +1,12 @@
 # The service alone (`extproc serve`, `extproc check`) and the simulated servers (`extproc vllm-sim`); Envoy has its own image.
-FROM python:3.12-slim AS build
+FROM python:3.12.13-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY envoy ./envoy
 COPY extproc ./extproc
-RUN python -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir ".[kubernetes,dns]"
+RUN python -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir ".[kubernetes,dns,autoscale,otel]"
 
-FROM python:3.12-slim
+FROM python:3.12.13-slim-trixie
 RUN useradd --system --uid 10001 --no-create-home extproc
 COPY --from=build /opt/extproc /opt/extproc
 ENV PATH=/opt/extproc/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import pytest
 import yaml
 from jsonschema import ValidationError
 
-from extproc.config.settings import Settings
 from extproc.server import keda
 from tests.support import keda_schema
 from tests.support.metrics_doc import series_names
 from tests.test_kubernetes_manifests import (
-    ADDED,
-    COMPONENTS,
     FOLDER,
     KUSTOMIZATION,
     OBJECTS,
@@ -27,8 +22,11 @@ from tests.test_kubernetes_manifests import (
     VERSIONS,
     container_of,
     pod_of,
+    settings,
 )
 
+COMPONENTS = ("hpa", "keda")  # that scale; tests/test_kubernetes_overlays.py has all
+ADDED = FOLDER.parent / "components"
 MANUAL = ROOT / "docs" / "autoscale-kubernetes.md"
 GAUGE = "extproc_autoscale_desired_replicas"
 
@@ -52,11 +50,6 @@ def examples() -> list[dict[str, Any]]:
     return [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", MANUAL.read_text(), re.DOTALL)]
 
 
-def settings() -> Settings:
-    (example,) = (each for each in examples() if "pools" in each)
-    return Settings.model_validate(example)
-
-
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_a_component_has_all_its_files_and_takes_the_number_out_of_the_deployment(component: str) -> None:
     found = kustomization(component)
@@ -67,30 +60,10 @@ def test_a_component_has_all_its_files_and_takes_the_number_out_of_the_deploymen
     target = OBJECTS[patch["target"]["kind"], patch["target"]["name"]]
     assert yaml.safe_load(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
     assert target["spec"]["replicas"] == settings().pools["vllm"].autoscale.min_replicas  # type: ignore[union-attr]
-    assert f"components: [../components/{component}]" in (ADDED / component / "kustomization.yaml").read_text()
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which has kustomize in it, is missing")
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_kustomize_adds_it_to_the_manifests(tmp_path: Path, component: str) -> None:
-    folder = tmp_path / "kubernetes"
-    shutil.copytree(FOLDER.parent, folder)
-    with (folder / "base" / "kustomization.yaml").open("a") as file:
-        file.write(f"components: [../components/{component}]\n")
-    done = subprocess.run(
-        ["kubectl", "kustomize", folder / "base"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    made = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(done.stdout)}
-    assert made.keys() >= OBJECTS.keys()
-    assert {item["metadata"]["namespace"] for item in made.values() if item["kind"] != "Namespace"} == {"llm"}
-    assert "replicas" not in made["Deployment", "vllm"]["spec"]
-    scaler = {"keda": SCALED_OBJECT, "hpa": HPA}[component]
-    assert made[scaler["kind"], "vllm"]["spec"] == scaler["spec"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", ["hpa/hpa.yaml", "hpa/networkpolicy.yaml", "keda/networkpolicy.yaml"])
+@pytest.mark.parametrize("name", ["hpa/hpa.yaml", "keda/networkpolicy.yaml"])
 def test_kubernetes_accepts_it(name: str, version: str) -> None:
     item = yaml.safe_load((ADDED / name).read_text())
     kubernetes_validate.validate(item, version, strict=True)
@@ -217,12 +190,11 @@ def test_servers_come_at_once_and_go_one_at_a_time(component: str) -> None:
     assert hook_s < policy["periodSeconds"] <= pod_of("vllm")["spec"]["terminationGracePeriodSeconds"]
 
 
-@pytest.mark.parametrize(("component", "ports"), [("keda", [9002, 9003]), ("hpa", [9003])])
-def test_the_policy_lets_in_who_must_ask_and_nobody_else(component: str, ports: list[int]) -> None:
-    spec = read(component, "networkpolicy.yaml")["spec"]
+def test_the_policy_lets_in_keda_and_nobody_else() -> None:
+    spec = read("keda", "networkpolicy.yaml")["spec"]
     assert spec["podSelector"]["matchLabels"] == pod_of("extproc")["metadata"]["labels"]
-    peers = {"keda": {9002: "keda-operator", 9003: "extproc"}, "hpa": {9003: "extproc"}}[component]
-    assert {
-        rule["ports"][0]["port"]: rule["from"][0]["podSelector"]["matchLabels"]["app"] for rule in spec["ingress"]
-    } == peers
-    assert [rule["ports"] for rule in spec["ingress"]] == [[{"port": port}] for port in ports]
+    (rule,) = spec["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"] == {"app": "keda-operator"}
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "keda"}
+    assert rule["ports"] == [{"port": 9002}]

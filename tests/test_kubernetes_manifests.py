@@ -1,4 +1,4 @@
-"""Do the manifests of envoy/kubernetes say what Kubernetes takes, and fit each other and the service?
+"""Do the manifests of envoy/kubernetes/base say what Kubernetes takes, and fit each other and the service?
 
 No cluster is needed: the schemas are those that Kubernetes publishes.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from extproc.config.load import load
 from extproc.config.manifests.check import check_manifests
 from extproc.config.settings import Settings
 from extproc.discovery.kubernetes.source import slices_of
+from tests.support.envoy_wheels import ALL as ENVOY_VERSIONS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "envoy" / "kubernetes" / "base"
-ADDED = FOLDER.parent / "components"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
     (item["kind"], item["metadata"]["name"]): item
@@ -32,13 +33,14 @@ OBJECTS: dict[tuple[str, str], dict[str, Any]] = {
     for item in yaml.safe_load_all((FOLDER / name).read_text())
 }
 VERSIONS = ("1.30", "1.37")
-COMPONENTS = ("hpa", "keda")  # of which one may be added; tests/test_kubernetes_autoscaling.py
 
+AUTOSCALE = """
+          autoscale: {min_replicas: 2, max_replicas: 8, peers: ["extproc:9003"]}"""
 # Where envoy.yaml differs from envoy/envoy-eds.yaml, below its first comment.
 EDITS = (
     ("127.0.0.1:9002", "0.0.0.0:9002"),
     ("127.0.0.1:9003", "0.0.0.0:9003"),
-    ('file: {path: "envoy/endpoints.yaml"}', 'kubernetes: {service: "vllm"}'),
+    ('file: {path: "envoy/endpoints.yaml"}', f'kubernetes: {{service: "vllm"}}{AUTOSCALE}'),
     ("type: STATIC", "type: STRICT_DNS\n    dns_lookup_family: V4_PREFERRED"),
     ('address: "127.0.0.1", port_value: 9002', 'address: "extproc", port_value: 9002'),
     ("      max_body_bytes: ", '      drain: {state_file: "/var/lib/extproc/drains.json"}\n      max_body_bytes: '),
@@ -76,7 +78,6 @@ def test_a_mistyped_field_is_not_accepted() -> None:
 def test_every_file_is_applied() -> None:
     applied = {*KUSTOMIZATION["resources"], *KUSTOMIZATION["configMapGenerator"][0]["files"], "kustomization.yaml"}
     assert applied == {path.name for path in FOLDER.iterdir() if path.is_file()}
-    assert {path.name for path in ADDED.iterdir()} == set(COMPONENTS)
 
 
 def test_the_configuration_is_the_shipped_one_but_for_what_kubernetes_needs() -> None:
@@ -104,7 +105,8 @@ def test_the_role_allows_what_discovery_asks_for_and_no_more() -> None:
     ]
     (subject,) = OBJECTS["RoleBinding", "extproc"]["subjects"]
     assert subject["name"] == pod_of("extproc")["spec"]["serviceAccountName"]
-    assert subject["namespace"] == KUSTOMIZATION["namespace"] == OBJECTS["Namespace", "llm"]["metadata"]["name"]
+    assert KUSTOMIZATION["namespace"] == OBJECTS["Namespace", "llm"]["metadata"]["name"]
+    assert "namespace" not in subject, "Kustomize writes it, and writes another where the namespace is another"
     assert ("Service", discovery.kubernetes.service) in OBJECTS
 
 
@@ -131,12 +133,13 @@ def test_the_ports_are_those_that_the_service_and_envoy_listen_on() -> None:
     assert listener == container_of("gateway")["ports"][0]["containerPort"]
 
 
-def test_the_admin_port_can_be_reached_only_by_the_servers_and_prometheus() -> None:
-    """It can drain servers, and asks for no password."""
+def test_the_admin_port_can_be_reached_only_by_the_servers_its_like_and_prometheus() -> None:
+    """It can drain servers."""
     rules = OBJECTS["NetworkPolicy", "extproc"]["spec"]["ingress"]
     admin = [rule for rule in rules if {"port": 9003} in rule["ports"]]
     assert [[*peer["podSelector"]["matchLabels"].values()] for rule in admin for peer in rule["from"]] == [
         ["vllm"],
+        ["extproc"],
         ["prometheus"],
     ]
     assert all(rule["from"] and rule["ports"] for rule in rules)
@@ -209,9 +212,36 @@ class TestTheHookOfVllm:
 
 def test_the_examples_of_the_manual_are_good_settings() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
-    assert examples
-    for text in examples:
-        Settings.model_validate(yaml.safe_load(text))
+    written = [yaml.safe_load(text) for text in examples]
+    ours = [each for each in written if "kind" not in each]
+    assert ours
+    for each in ours:
+        Settings.model_validate(each)
+
+
+def test_every_image_is_of_one_exact_version() -> None:
+    images = {name: container_of(name)["image"] for name in ("extproc", "gateway", "vllm")}
+    assert (
+        images["extproc"]
+        == f"vllm-extproc:{tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}"
+    )
+    assert images["gateway"].removeprefix("envoyproxy/envoy:v") in ENVOY_VERSIONS
+    assert re.fullmatch(r"vllm/vllm-openai:v\d+\.\d+\.\d+", images["vllm"])
+
+
+@pytest.mark.parametrize("name", ["extproc", "gateway"])
+def test_neither_runs_as_root_or_may_gain_rights(name: str) -> None:
+    spec, container = pod_of(name)["spec"], container_of(name)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    # Only who asks the API has a token for it.
+    assert spec.get("automountServiceAccountToken", True) == (name == "extproc")
 
 
 @pytest.mark.parametrize("name", ["extproc", "gateway"])

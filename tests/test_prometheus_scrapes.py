@@ -105,7 +105,8 @@ async def test_prometheus_keda_and_the_page_tell_the_same_number_and_none_when_n
         assert await Trigger(channel, {"pool": "vllm"}).replicas(1) == await desired(running) == 3
         assert await seen.values('up{job="extproc"}') == [1.0]
 
-        (rule,) = yaml.safe_load((ROOT / "envoy/kubernetes/components/hpa/adapter-rules.yaml").read_text())["externalRules"]
+        rules = ROOT / "envoy/kubernetes/components/hpa/adapter-rules.yaml"
+        (rule,) = yaml.safe_load(rules.read_text())["externalRules"]
         assert await seen.values(rule["seriesQuery"]) == [3.0]
         # What prometheus-adapter makes of the rule for the HPA.
         matchers = 'namespace="llm",pool="vllm"'

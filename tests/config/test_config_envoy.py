@@ -13,7 +13,8 @@ from tests.support.envoy_wheels import ROOT, binary, versions
 
 pytestmark = pytest.mark.envoy
 
-SHIPPED = sorted((ROOT / "envoy").glob("envoy*.yaml"))
+IN_KUBERNETES = ROOT / "envoy" / "kubernetes" / "base" / "envoy.yaml"
+SHIPPED = [*sorted((ROOT / "envoy").glob("envoy*.yaml")), IN_KUBERNETES]
 REFUSED = (
     "eds-cluster-undefined",
     "envoy-field-unknown",
@@ -63,7 +64,7 @@ def validate(version: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT / "envoy")))
 def test_envoy_accepts_a_shipped_file(version: str, path: Path) -> None:
     result = validate(version, path)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from extproc.decision import Pick, Rejection
+from extproc.endpoint import Address
 from extproc.exchange.events import Part
 from extproc.request import RawRequest
 
@@ -46,6 +47,14 @@ class EchoBody:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """Nothing to send: the response comes, from `served` (None: the gateway does not say), with this status."""
+
+    served: Address | None
+    status: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseBegan:
     """Nothing to send: what is known of the response's body so far, which names what the server stores."""
 
@@ -64,4 +73,4 @@ class Close:
     """End our gRPC stream with OK: Envoy goes on without us."""
 
 
-Action = RequestPick | Continue | SendPick | EchoBody | ResponseBegan | SendRejection | Close
+Action = RequestPick | Continue | SendPick | EchoBody | Answered | ResponseBegan | SendRejection | Close

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
+from extproc.endpoint import Address
 from extproc.request import ANY_ROUTE, Route
 
 
@@ -52,3 +53,5 @@ class Event:
     end_of_stream: bool = False  # nothing follows on this side
     body: bytes = b""  # of a body part
     headers: Mapping[str, str] = field(default_factory=dict)  # of REQUEST_HEADERS; lower-case names, pseudo headers too
+    status: int | None = None  # of RESPONSE_HEADERS
+    served: Address | None = None  # of RESPONSE_HEADERS: the server that answers; None: the gateway does not say

@@ -32,6 +32,7 @@ from enum import IntEnum, auto
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.exchange.actions import (
     Action,
+    Answered,
     Close,
     Continue,
     EchoBody,
@@ -213,6 +214,8 @@ class Exchange:
         return self._echo(event) if self._endless else []
 
     def _polite(self, event: Event) -> list[Action]:
+        if event.part is Part.RESPONSE_HEADERS and self._state is State.DECIDED:
+            return [Continue(event.part), Answered(event.served, event.status)]
         if event.part is not Part.RESPONSE_BODY:
             return [Continue(event.part)]
         duplex = self._opening.response_body is BodyMode.FULL_DUPLEX_STREAMED

@@ -68,7 +68,7 @@ class Reservation:
         self.detached = False  # our stream is closed while the request runs on
         self.ended_at_s: float | None = None  # None: in flight
         self.outcome: Outcome | None = None  # None: in flight
-        self.completion: Completion | None = None  # the last that the access log told
+        self.completion: Completion | None = None  # what was told of it last; None: nothing
         self.prefill: Prefill | None = None  # None: its prompt is not accounted for
         self.prompt: Prompt | None = None  # for whoever serves it; None: unknown, or nobody can be told any more
         self.left: tuple[Member, ...] = ()  # those it was on before `member`

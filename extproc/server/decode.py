@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from extproc.endpoint import Address
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.pb.ext_proc_pb2 import NONE as NO_BODY
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
@@ -15,6 +16,8 @@ from extproc.request import RawRequest, Route
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
+SERVED_NAMESPACE = "envoy.lb"
+SERVED_KEY = "x-gateway-destination-endpoint-served"
 
 _PARTS = {
     "request_headers": Part.REQUEST_HEADERS,
@@ -26,7 +29,6 @@ _PARTS = {
 }
 _MODES = {mode.value: mode for mode in BodyMode}
 _WHOLE = frozenset({BodyMode.BUFFERED.value, BodyMode.BUFFERED_PARTIAL.value})
-_HEADER_PARTS = frozenset({Part.REQUEST_HEADERS, Part.RESPONSE_HEADERS})
 _BODY_PARTS = frozenset({Part.REQUEST_BODY, Part.RESPONSE_BODY})
 
 
@@ -149,7 +151,11 @@ def event(message: ProcessingRequest, part: Part) -> Event:
     if part is Part.REQUEST_HEADERS:
         http = message.request_headers
         return Event(part, http.end_of_stream, headers=_headers(http.headers.headers))
-    return Event(part, part not in _HEADER_PARTS or message.response_headers.end_of_stream)
+    if part is Part.RESPONSE_HEADERS:
+        response = message.response_headers
+        served = _served(message) if message.HasField("metadata_context") else None
+        return Event(part, response.end_of_stream, status=_status(response.headers.headers), served=served)
+    return Event(part, True)
 
 
 def _mode(number: int) -> BodyMode:
@@ -159,6 +165,32 @@ def _mode(number: int) -> BodyMode:
 def _headers(headers: Any) -> Mapping[str, str]:
     """Envoy fills `raw_value`; other data planes may fill `value`. Bytes that are not UTF-8 never raise."""
     return {h.key.lower(): h.raw_value.decode("utf-8", "replace") if h.raw_value else h.value for h in headers}
+
+
+def _status(headers: Any) -> int | None:
+    """Of a response. It comes first; None: it is not there, or not a number."""
+    for header in headers:
+        if header.key == ":status":
+            text = (header.raw_value or header.value.encode()).decode("ascii", "replace")
+            return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None
+    return None
+
+
+@lru_cache(maxsize=4096)  # a fleet's few addresses come with every response
+def _address(text: str) -> Address | None:
+    try:
+        return Address.parse(text)
+    except ValueError:
+        return None
+
+
+def _served(message: ProcessingRequest) -> Address | None:
+    """The server that answers, as the gateway tells it; None: it does not."""
+    namespaces = message.metadata_context.filter_metadata
+    if SERVED_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[SERVED_NAMESPACE].fields
+    return _address(fields[SERVED_KEY].string_value) if SERVED_KEY in fields else None
 
 
 def _subset(message: ProcessingRequest) -> frozenset[str] | None:

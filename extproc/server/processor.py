@@ -12,9 +12,19 @@ from google.protobuf.message import DecodeError
 
 from extproc.bug_log import log_bug
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
-from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, ResponseBegan, SendPick, SendRejection
+from extproc.exchange.actions import (
+    Answered,
+    Close,
+    Continue,
+    EchoBody,
+    RequestPick,
+    ResponseBegan,
+    SendPick,
+    SendRejection,
+)
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
+from extproc.note import Note
 from extproc.pb.ext_proc_pb2 import ProcessingRequest
 from extproc.request import ANY_ROUTE, RawRequest, Route
 from extproc.router import Router
@@ -24,7 +34,6 @@ from extproc.server import decode, encode
 from extproc.server.durations import Durations
 
 log = logging.getLogger(__name__)
-from extproc.note import Note
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 # gRPC initial metadata that a route's configuration may set.
@@ -37,6 +46,14 @@ LONG_BYTES = 128 * 1024
 _parse = decode.parse
 
 
+class Traces(Protocol):
+    """Traces some of the requests; see `telemetry.tracing`."""
+
+    def begin(self, raw: RawRequest, metadata: Callable[[bytes], bytes | None]) -> Note | None: ...
+
+    def end(self, note: Note, decision: Decision, took_s: float) -> None: ...
+
+
 class UnknownFleetError(Exception):
     """The members of the pool are not known yet, so nothing can be said of the request."""
 
@@ -46,19 +63,12 @@ class Processor:
 
     def __init__(
         self,
-class Traces(Protocol):
-    """Traces some of the requests; see `telemetry.tracing`."""
-
-    def begin(self, raw: RawRequest, metadata: Callable[[bytes], bytes | None]) -> Note | None: ...
-
-    def end(self, note: Note, decision: Decision, took_s: float) -> None: ...
-
-
         router: Router,
         *,
         max_body_bytes: int,
         close_early: Callable[[], bool],
         look_again: Callable[[str], Awaitable[None]] | None = None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`close_early` tells whether full duplex streams end after the request phase. `look_again` has the servers of
@@ -68,11 +78,11 @@ class Traces(Protocol):
         self.streams = 0
         self.undecodable = 0
         self.failures = 0  # exceptions of ours; what became of the request was Envoy's choice
-        traces: Traces | None = None,
         self._router = router
         self._max_body_bytes = max_body_bytes
         self._close_early = close_early
         self._look_again = look_again
+        self._traces = traces
         self._clock = clock
         self._long = asyncio.Lock()
         self._answered: set[Call] = set()  # streams that Envoy can do without from here on
@@ -82,7 +92,6 @@ class Traces(Protocol):
 
         In full duplex Envoy takes any other end for a failure, and cuts the response.
         """
-        self._traces = traces
         for call in self._answered:
             call.end_of_messages()
 
@@ -162,17 +171,21 @@ class Traces(Protocol):
         took_s = self._clock() - started_s
         self.decisions.add(took_s)
         await call.write(reply)
+        if note is not None and self._traces is not None:
+            self._traces.end(note, decision, took_s)
         self._answered.add(call)
         while (raw := await call.read()) is not EOF:
-            part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
+            message = _parse(raw)
+            part = decode.part_of(message)  # the response's trailers, say: they change nothing
             if part is not None and pick_ids:
                 await call.write(encode.continue_(Continue(part)))
+                if part is Part.RESPONSE_HEADERS:
+                    response = decode.event(message, part)
+                    self._router.answered(pick_ids[0], response.served, response.status, self._clock())
 
     async def _answer(
         self, exchange: Exchange, message: ProcessingRequest, part: Part, call: Call, pick_ids: list[str]
     ) -> bool:
-        if note is not None and self._traces is not None:
-            self._traces.end(note, decision, took_s)
         """Answer one message; true when we are done with the stream."""
         started_s = self._clock()
         actions = exchange.receive(decode.event(message, part))
@@ -203,6 +216,8 @@ class Traces(Protocol):
                     await call.write(encode.continue_(action))
                 case EchoBody():
                     await call.write(encode.echo(action))
+                case Answered():
+                    self._router.answered(pick_ids[0], action.served, action.status, self._clock())
                 case ResponseBegan():
                     self._router.response_began(pick_ids[0], action.head, self._clock())
                 case SendRejection():

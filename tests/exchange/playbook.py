@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
-from extproc.exchange.actions import Action, RequestPick, ResponseBegan
+from extproc.exchange.actions import Action, Answered, RequestPick, ResponseBegan
 from extproc.exchange.events import BodyMode, Event, Opening, Part
 from extproc.exchange.exchange import Exchange
 from extproc.request import RawRequest
@@ -44,6 +44,7 @@ class Playbook:
             opening = Opening(request_body=opening)
         self.asked: list[RawRequest] = []
         self.heads: list[bytes] = []  # of the response
+        self.answered: list[Answered] = []
         self.exchange = Exchange(opening, first, max_body_bytes=max_body_bytes, close_early=close_early)
         self._decision = decision
 
@@ -57,6 +58,9 @@ class Playbook:
             elif isinstance(action, ResponseBegan):
                 assert sent, "Envoy's answer comes first"
                 self.heads.append(action.head)
+            elif isinstance(action, Answered):
+                assert sent, "Envoy's answer comes first"
+                self.answered.append(action)
             else:
                 sent.append(action)
         return sent

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from extproc.decision import Completion, Decision, Outcome, Pick, Rejection, RejectionReason
 from extproc.endpoint import Address
@@ -25,7 +26,7 @@ from extproc.pool.drain import By
 from extproc.pool.ledger import RECENT, Ledger
 from extproc.pool.member import Member
 from extproc.pool.pool import Pool
-from extproc.pool.reservation import Reservation
+from extproc.pool.reservation import Prompt, Reservation
 from extproc.pool.sample import LoadSample
 from extproc.prefix.approximate import DEFAULT_MAX_BLOCKS
 from extproc.request import ANY_ROUTE, InferenceRequest, RawRequest
@@ -71,6 +72,24 @@ class Considered:
     refused: bool = False  # which is sure of all of them
 
 
+class Witness(Protocol):
+    """Is told of what is decided here and heard of requests, at once, so that other processes can be told."""
+
+    def picked(self, reservation: Reservation, held_ratio: float) -> None:
+        """`held_ratio`: the part of its prompt that the server holds, 0 to 1."""
+
+
+    def ended(self, reservation: Reservation) -> None:
+        """Its charge ended, also of one that was picked elsewhere."""
+
+    def completed(self, completion: Completion) -> None: ...
+
+    def answered(self, pick_id: str, served: Address | None, status: int | None) -> None: ...
+
+    def stored(self, pick_id: str, response_id: str) -> None:
+        """The server that serves this request keeps its response under that id."""
+
+
 class Router:
     """Routes requests over pools and keeps the account of them. Time comes in as `now`: monotonic, in seconds."""
 
@@ -99,8 +118,14 @@ class Router:
         self._log_from_s = float("-inf")
         self._default = self.plans[default_pool if default_pool is not None else next(iter(self.plans))]
         self._rng = rng
-        self._id_prefix = id_prefix
+        self.id_prefix = id_prefix
+        self._witness: Witness | None = None
         self._picked = 0
+
+    @property
+    def picked(self) -> int:
+        """Requests that it has routed itself."""
+        return self._picked
 
     @property
     def pools(self) -> list[Pool]:
@@ -148,7 +173,7 @@ class Router:
         addresses = [member.endpoint.address for member in named]
         self._picked += 1
         pick = Pick(
-            pick_id=f"{self._id_prefix}{self._picked:x}",
+            pick_id=f"{self.id_prefix}{self._picked:x}",
             address=addresses[0],
             fallbacks=tuple(addresses[1:]),
             destination=",".join([address.text for address in addresses]),
@@ -175,6 +200,8 @@ class Router:
             reservation.max_tokens = placed.request.max_tokens
         if pick.stores and placed.request is not None:
             reservation.response_id = placed.request.own_response_id
+        if self._witness is not None:
+            self._witness.picked(reservation, held_ratio)
         return pick
 
     def settle(self) -> None:
@@ -238,12 +265,74 @@ class Router:
             if profile and profile not in PROFILES:
                 self.unknown.add(NamedBy.HEADER_PROFILE, profile)
 
+    def testify(self, witness: Witness) -> None:
+        """Tell this one, too, from now on."""
+        self._witness = witness
+        self.ledger.on_end = witness.ended
+
+    def picked_elsewhere(
+        self,
+        pool: str,
+        pick: Pick,
+        *,
+        path: str,
+        at_s: float,
+        uncached_tokens: float | None,
+        held_ratio: float,
+        prompt: Prompt | None,
+        max_tokens: int | None,
+        response_id: str | None,
+        charged: bool = True,
+    ) -> Reservation | None:
+        """Another process has made this pick: hold its place here, too, and learn its prompt. None: no such server is
+        known here, or it is not to be `charged`, having ended already."""
+        plan = self.plans.get(pool)
+        member = None if plan is None else plan.pool.member(pick.address)
+        if member is None:
+            return None
+        placement = self.placements[pool]
+        if prompt is not None:
+            placement.learn_prompt(prompt, member)
+        if response_id is not None:
+            placement.stored.put(response_id, member, at_s)
+        if not charged:
+            return None
+        reservation = Reservation(pick, member, pool, path, at_s, uncached_tokens, held_ratio)
+        reservation.prompt, reservation.max_tokens, reservation.response_id = prompt, max_tokens, response_id
+        self.ledger.add(reservation)
+        return reservation
+
+    def stored_elsewhere(self, pick_id: str, response_id: str, now: float) -> None:
+        """As `response_began`, seen by another process."""
+        reservation = self.ledger.find(pick_id)
+        if reservation is not None:
+            reservation.response_id = response_id
+            self._stored(reservation, now)
+
+    def ended_elsewhere(self, reservation: Reservation, now: float) -> None:
+        """The process that made this pick says that its charge ended."""
+        self.ledger.end(reservation, now)
+
     def response_began(self, pick_id: str, head: bytes, now: float) -> None:
         """The body of a response begins so: it may tell the id under which its server keeps it."""
         reservation = self.ledger.find(pick_id)
         if reservation is not None and reservation.response_id is None:
             reservation.response_id = response_id_of(head)
             self._stored(reservation, now)
+            if self._witness is not None and reservation.response_id is not None:
+                self._witness.stored(pick_id, reservation.response_id)
+
+    def answered(self, pick_id: str, served: Address | None, status: int | None, now: float) -> None:
+        """A response begins, as a gateway shows it: of which server (None: it does not say), with which status."""
+        self.answered_elsewhere(pick_id, served, status, now)
+        if self._witness is not None:
+            self._witness.answered(pick_id, served, status)
+
+    def answered_elsewhere(self, pick_id: str, served: Address | None, status: int | None, now: float) -> None:
+        """The same, as another process says."""
+        reservation = self.ledger.answered(pick_id, served, status, self.pools, now)
+        if reservation is not None:
+            self._learn_where_it_went(reservation)
 
     def withdraw(self, rejection: Rejection, *, again: bool = True) -> None:
         """It was not sent: another decision on the same request follows, at once; or else (`again` is false) it is left
@@ -262,11 +351,16 @@ class Router:
 
     def complete(self, completion: Completion, now: float) -> None:
         """Take in what the access log tells of a request, and let it count for the server's health."""
+        self.completed_elsewhere(completion, now)
+        if self._witness is not None:
+            self._witness.completed(completion)
+
+    def completed_elsewhere(self, completion: Completion, now: float) -> None:
+        """The same, where the log was received by another process."""
         reservation = self.ledger.complete(completion, self.pools, now)
         if reservation is None:
             return
-        if reservation.prompt is not None and reservation.member.address != reservation.pick.address:
-            self.placements[reservation.pool].learn_prompt(reservation.prompt, reservation.member)
+        self._learn_where_it_went(reservation)
         if not completion.final:
             return
         reservation.prompt = None
@@ -288,6 +382,10 @@ class Router:
             of.doubt_models(address)
             of.drains.cancel(member, now, By.SELF)  # who asked for it has stopped, as it wished
         return before is None or failing or anew
+
+    def _learn_where_it_went(self, reservation: Reservation) -> None:
+        if reservation.prompt is not None and reservation.member.address != reservation.pick.address:
+            self.placements[reservation.pool].learn_prompt(reservation.prompt, reservation.member)
 
     def _stored(self, reservation: Reservation, now: float) -> None:
         if reservation.response_id is not None:

@@ -6,6 +6,9 @@ Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten.
 end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
 has left or reports no load.
 
+A gateway that shows us responses tells who serves and with which status as each begins (`answered`). What that says of a
+failure counts at once; where no log entry follows it stands for how the request went.
+
 How it went counts for the health of each server that was tried, once. A server that did not serve in the end is judged
 by how the attempt at it ended, which Envoy tells by another stream, so before or after the request's own entry. Where
 nothing tells that, the server has declined.
@@ -14,10 +17,11 @@ nothing tells that, the server has declined.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from extproc.decision import Completion, Outcome, RejectionReason
+from extproc.endpoint import Address
 from extproc.pool.member import Member
 from extproc.pool.outcome import classify
 from extproc.pool.pool import Pool
@@ -42,6 +46,7 @@ class Ledger:
         self.moved = 0  # requests that ran on another server than the first choice
         self.served_elsewhere = 0  # by a host that we had not named: Envoy did not follow the pick
         self.unpicked = 0  # requests that Envoy routed without a pick of ours
+        self.on_end: Callable[[Reservation], None] | None = None  # told of each whose charge has ended
         self._by_id: dict[str, Reservation] = {}
         self._waiting_for_log: deque[Reservation] = deque()  # by time of their end
         self._detached: OrderedDict[Reservation, None] = OrderedDict()  # open ones, about by time of their pick
@@ -71,6 +76,34 @@ class Ledger:
         reservation = self._by_id.get(pick_id)
         if reservation is not None and not reservation.detached:
             self._close(reservation, Outcome.UNKNOWN, now)
+            if reservation.left and reservation.completion is not None:
+                self._retried[pick_id] = _Retried(reservation, now)
+        self._forget_old(now)
+
+    def answered(
+        self, pick_id: str, served: Address | None, status: int | None, pools: Iterable[Pool], now: float
+    ) -> Reservation | None:
+        """A response has begun that passes through us. Returns the reservation it is about; None: it is forgotten.
+
+        Where no access log comes this is all that is ever told: of who served, and how.
+        """
+        reservation = self._by_id.get(pick_id)
+        if reservation is None:
+            return None
+        told = Completion(pick_id, served, final=False, status=status)
+        member = _find(told, pools, reservation)
+        if member is not None:
+            self.moved += not reservation.left
+            reservation.move(member, now)
+        reservation.completion = told
+        outcome = classify(told)
+        if served == reservation.member.address and outcome is not Outcome.OK:  # of OK the end must be awaited
+            _judge(reservation, reservation.member, outcome, status, now)
+        return reservation
+
+    def end(self, reservation: Reservation, now: float) -> None:
+        """It is over, says somebody who knows; how it went is not told by that."""
+        self._close(reservation, Outcome.UNKNOWN, now)
         self._forget_old(now)
 
     def detach(self, pick_id: str) -> None:
@@ -131,6 +164,8 @@ class Ledger:
 
     def _close(self, reservation: Reservation, outcome: Outcome, now: float) -> None:
         if reservation.close(outcome, now):
+            if self.on_end is not None:
+                self.on_end(reservation)
             self._waiting_for_log.append(reservation)
             if reservation.detached:
                 self._detached.pop(reservation, None)
@@ -149,7 +184,18 @@ class Ledger:
             reservation.prompt = None
             reservation.member.trials.pop(reservation, None)
             if self._by_id.pop(reservation.pick.pick_id, None) is not None:
-                self.outcomes[reservation.pool, Outcome.UNKNOWN] += 1
+                self._count_unlogged(reservation, now)
+
+    def _count_unlogged(self, reservation: Reservation, now: float) -> None:
+        """Of its end only that is known which its response told as it began, if that passed through us."""
+        told = reservation.completion
+        outcome = Outcome.UNKNOWN if told is None else classify(told)
+        reservation.close(outcome, now)
+        self.outcomes[reservation.pool, outcome] += 1
+        if told is not None and told.served is not None:
+            self.served_elsewhere += not _named(told, reservation)
+            if told.served == reservation.member.address:
+                _judge(reservation, reservation.member, outcome, told.status, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from google.protobuf.message import DecodeError
 
 from extproc.bug_log import log_bug
 from extproc.decision import Decision, Pick, Rejection, RejectionReason
-from extproc.exchange.actions import Close, Continue, EchoBody, RequestPick, ResponseBegan, SendPick, SendRejection
+from extproc.exchange.actions import (
+    Answered,
+    Close,
+    Continue,
+    EchoBody,
+    RequestPick,
+    ResponseBegan,
+    SendPick,
+    SendRejection,
+)
 from extproc.exchange.events import Part
 from extproc.exchange.exchange import Exchange
 from extproc.note import Note
@@ -166,9 +175,13 @@ class Processor:
             self._traces.end(note, decision, took_s)
         self._answered.add(call)
         while (raw := await call.read()) is not EOF:
-            part = decode.part_of(_parse(raw))  # the response's trailers, say: they change nothing
+            message = _parse(raw)
+            part = decode.part_of(message)  # the response's trailers, say: they change nothing
             if part is not None and pick_ids:
                 await call.write(encode.continue_(Continue(part)))
+                if part is Part.RESPONSE_HEADERS:
+                    response = decode.event(message, part)
+                    self._router.answered(pick_ids[0], response.served, response.status, self._clock())
 
     async def _answer(
         self, exchange: Exchange, message: ProcessingRequest, part: Part, call: Call, pick_ids: list[str]
@@ -203,6 +216,8 @@ class Processor:
                     await call.write(encode.continue_(action))
                 case EchoBody():
                     await call.write(encode.echo(action))
+                case Answered():
+                    self._router.answered(pick_ids[0], action.served, action.status, self._clock())
                 case ResponseBegan():
                     self._router.response_began(pick_ids[0], action.head, self._clock())
                 case SendRejection():

@@ -8,19 +8,19 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from extproc.config.starter.kubernetes import NAMESPACE
-from extproc.config.starter.wish import USUAL, Shape, WishError
+from extproc.config.starter.kubernetes import NAMESPACE, Cluster
+from extproc.config.starter.place import Place, listener
+from extproc.config.starter.place import servers as servers_of
+from extproc.config.starter.wish import USUAL, Shape, Wish, WishError, settle
 from extproc.scheduling.profiles import PROFILES
-
-if TYPE_CHECKING:
-    from extproc.config.starter.wish import Wish
 
 T = TypeVar("T")
 _PORTS, _WHAT, _KUBERNETES = "Ports", "What is written", "Kubernetes"
@@ -163,11 +163,10 @@ def init(
         _refuse({"namespace": namespace, "image": image, "service": service}, "goes with --kubernetes only")
         out = out or _FILE
         _look_before([out] if servers_file is None else [out, servers_file], force)
-        wish, found = _wish(
-            say,
-            server or [],
-            {name: text for name, text in given.items() if text is not None},
-            probe=probe,
+        ports = {name: _option(name, text, listener) for name, text in given.items() if text is not None}
+        wish = Wish(  # what does not fit together is told before anything is asked
+            (),
+            settle((), ports)[0],
             profile=profile,
             shape=shape,
             models=models,
@@ -176,6 +175,7 @@ def init(
             # extproc may be started in another folder.
             servers_file=None if servers_file is None else str(servers_file.absolute()),
         )
+        wish, found = _with_servers(say, wish, server or [], ports, probe)
     except WishError as error:
         raise typer.BadParameter(str(error), param_hint=f"--{error.option}") from None
     _write(say, wish, out, servers_file, force=force)
@@ -205,7 +205,6 @@ def _write_manifests(
 ) -> None:
     """Raises WishError, typer.BadParameter, typer.Exit."""
     from extproc.cli._init_kubernetes import write_folder
-    from extproc.config.starter.kubernetes import Cluster
 
     if len(models) > 1:
         raise WishError("model", "one is served by a vLLM; give one")
@@ -242,26 +241,14 @@ def _readable(file: Path) -> Path:
     return file.absolute()
 
 
-def _wish(
-    say: Console,
-    texts: list[str],
-    given: Mapping[str, str],
-    *,
-    probe: bool,
-    profile: str | None,
-    shape: Shape,
-    models: tuple[str, ...],
-    api_key_file: str | None,
-    max_servers: int | None,
-    servers_file: str | None,
+def _with_servers(
+    say: Console, wish: Wish, texts: list[str], ports: dict[str, Place], probe: bool
 ) -> tuple[Wish, list[str]]:
-    """What is wished, by options and answers, and the models that were found. Raises WishError, typer.BadParameter,
-    typer.Abort."""
-    from extproc.cli._init_view import tell_servers, warn_of_taken
-    from extproc.config.starter import place
-    from extproc.config.starter.wish import Wish, settle
+    """The wish with the servers, given or asked for, and the models that were found there. `ports`: those given.
 
-    ports = {name: _option(name, text, place.listener) for name, text in given.items()}
+    Raises WishError, typer.BadParameter, typer.Abort."""
+    from extproc.cli._init_view import tell_servers, warn_of_taken
+
     asks = not texts
     if asks and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
@@ -270,26 +257,17 @@ def _wish(
         )
     if asks:
         say.print("Your vLLM servers, as [bold]host:port[/] with blanks between:")
-        servers = _ask("servers", "127.0.0.1:8000", lambda text: place.servers([text]))
+        servers = _ask("servers", "127.0.0.1:8000", lambda text: servers_of([text]))
     else:
-        servers = _option("server", texts, place.servers)
-    found = tell_servers(say, servers, api_key_file, models) if probe else []
+        servers = _option("server", texts, servers_of)
+    found = tell_servers(say, servers, wish.api_key_file, wish.models) if probe else []
     if asks and "listen" not in ports:
         usual = settle(servers, ports)[0]["listen"].text
-        ports["listen"] = _ask("Where clients reach Envoy", usual, place.listener)
+        ports = {**ports, "listen": _ask("Where clients reach Envoy", usual, listener)}
     settled, moved = settle(servers, ports)
     for line in moved:
         say.print(f"[yellow]note:[/] {escape(line)}")
-    wish = Wish(
-        servers,
-        settled,
-        profile=profile,
-        shape=shape,
-        models=models,
-        api_key_file=api_key_file,
-        max_servers=max_servers,
-        servers_file=servers_file,
-    )
+    wish = replace(wish, servers=servers, ports=settled)
     warn_of_taken(say, settled)
     return wish, found
 

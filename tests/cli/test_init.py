@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import pty
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from aiohttp import web
 from typer.testing import CliRunner, Result
@@ -23,6 +25,7 @@ from extproc.sim.server import SimServer
 from extproc.sim.spec import A100_8B
 from tests.cli.command import ENTRY
 from tests.support.envoy_config import free_port
+from tests.support.envoy_wheels import ROOT
 
 
 @pytest.fixture
@@ -189,6 +192,21 @@ def test_what_is_mistyped_is_told_and_nothing_written(
     shown = " ".join(result.stderr.replace("│", " ").split()).replace("Invalid value for ", "")
     assert said in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quick_start_names_only_commands_and_options_that_there_are() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {name: {opt for each in command.params for opt in each.opts} for name, command in commands.items()}
+    for page in ("docs/quick-start.md", "README.md", "docs/upgrade.md", "docs/troubleshooting.md"):
+        text = (ROOT / page).read_text()
+        named = re.findall(r"extproc ([a-z][a-z-]+)((?: +[^\n`|]*)?)", text)
+        for command, rest in named:
+            if command in options:
+                given = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest.partition("#")[0]))
+                assert given <= options[command], f"{page}: extproc {command}{rest}"
+        assert len([command for command, _ in named if command in options]) >= 3
+    table = (ROOT / "docs/quick-start.md").read_text().partition("## Options of")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(--[a-z-]+)", table)) - {"--api-key"} <= options["init"]
 
 
 def test_who_has_no_file_yet_is_told_of_it(tmp_path: Path) -> None:

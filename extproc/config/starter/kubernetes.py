@@ -106,8 +106,6 @@ def _kustomization(wish: Cluster) -> str:
 
 def _patches(wish: Cluster) -> list[str]:
     lines: list[str] = []
-    if wish.namespace != NAMESPACE:  # Kustomize renames all but this
-        lines += _replace("RoleBinding", "/subjects/0/namespace", wish.namespace, name="extproc")
     if wish.model is not None:
         lines += _replace("Deployment", "/spec/template/spec/containers/0/args/0", f"--model={wish.model}")
     if wish.max_servers is not None:
@@ -127,9 +125,9 @@ def _patches(wish: Cluster) -> list[str]:
     return lines
 
 
-def _replace(kind: str, path: str, value: str | int, *, name: str = "vllm") -> list[str]:
+def _replace(kind: str, path: str, value: str | int) -> list[str]:
     return [
-        f"- target: {{kind: {kind}, name: {name}}}",
+        f"- target: {{kind: {kind}, name: vllm}}",
         "  patch: |-",
         f"    - {{op: replace, path: {path}, value: {json.dumps(value)}}}",
     ]

@@ -41,7 +41,7 @@ class WishError(ValueError):
 class Wish:
     """All that a starting configuration depends on. Raises WishError for what does not fit together."""
 
-    servers: tuple[Place, ...]
+    servers: tuple[Place, ...]  # empty: not known yet
     ports: Mapping[str, Place]  # with the keys of USUAL
     profile: str | None = None  # None: the shipped one
     shape: Shape = Shape.BODY_FIRST

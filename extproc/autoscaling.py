@@ -21,7 +21,7 @@ from extproc.autoscale.recommender import Recommender
 from extproc.autoscale.tightening import Tightening
 from extproc.config.autoscale_settings import AutoscaleSettings
 from extproc.config.profile_file import read_profile
-from extproc.config.settings import ScrapeSettings, Settings
+from extproc.config.settings import AdminSettings, ScrapeSettings, Settings
 from extproc.endpoint import Address, Endpoint
 from extproc.peers import PoolPeers
 from extproc.pool.pool import Pool
@@ -65,7 +65,7 @@ class Autoscaling:
         """`process`: the id by which peers tell us from others. `counting`: whether requests come to us; when we stop
         they go elsewhere, which says nothing of the load.
 
-        Raises ValueError for a profile that cannot be used.
+        Raises ValueError for a profile, or a CA of peers, that cannot be used.
         """
         self._clock = clock
         self._wall_clock = wall_clock
@@ -82,6 +82,7 @@ class Autoscaling:
                 process=process,
                 clock=clock,
                 counting=counting,
+                own=settings.admin,
             )
 
     @property
@@ -140,6 +141,7 @@ class _Scaled:
         process: str,
         clock: Callable[[], float],
         counting: Callable[[], bool],
+        own: AdminSettings,
     ) -> None:
         self._router = router
         self._pool = pool
@@ -156,7 +158,9 @@ class _Scaled:
         self.recommender = Recommender(policy)
         self.latest: Recommendation | None = None  # None: not looked at yet
         self.remarks = Remarks()
-        self.peers = PoolPeers(pool.name, autoscale.peers, process, every_s, clock) if autoscale.peers else None
+        self.peers = None
+        if autoscale.peers:
+            self.peers = PoolPeers(pool.name, autoscale.peers, process, every_s, clock, own=own)
         self.versions = None
         if self._profile is not None and self._profile.server.version is not None:
             self.versions = VersionPoller(scrape, self, clock)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from extproc.autoscale.peers import SILENT_S, Peers
-from extproc.config.settings import EndpointSettings, PoolSettings
+from extproc.config.settings import AdminSettings, EndpointSettings, PoolSettings
 from extproc.discovery.listed import ListedSource
 from extproc.endpoint import Address, Endpoint
 from extproc.telemetry.peers import PeerCounts, PeerPoller
@@ -24,14 +24,21 @@ class PoolPeers:
     """Those of one pool."""
 
     def __init__(
-        self, pool: str, peers: tuple[str, ...], process: str, every_s: float, clock: Callable[[], float]
+        self,
+        pool: str,
+        peers: tuple[str, ...],
+        process: str,
+        every_s: float,
+        clock: Callable[[], float],
+        *,
+        own: AdminSettings,
     ) -> None:
-        """`process`: our own id."""
+        """`process`: our own id; `own`: our own admin port. Raises ValueError for a CA that cannot be used."""
         self._pool = pool
         self._clock = clock
         self._sum = Peers(process)
         self._source = ListedSource(PoolSettings(endpoints=tuple(EndpointSettings(address=peer) for peer in peers)))
-        self._poller = PeerPoller(self, every_s, clock)
+        self._poller = PeerPoller(self, every_s, clock, own=own)
         self._answers: dict[Address, str | None] | None = None  # why it did not answer; None: it did. None: none known
         self._complete_s: float | None = None  # when all answered last; None: never yet
 

@@ -30,7 +30,14 @@ _Identity = tuple[tuple[int, int, int, int], ...]  # of the files, as far as `st
 
 
 class TlsFileError(Exception):
-    """A file of the settings cannot be used. The message names the setting, the file and the cure."""
+    """A file of the settings cannot be used. The text names the setting, the file and the cure."""
+
+    def __init__(self, section: str, field: str, message: str, *, unreadable: bool = False) -> None:
+        """`field`: the one setting that it is about, "" for several."""
+        super().__init__(f"{section}.{field}: {message}" if field else f"{section}: {message}")
+        self.field = field
+        self.message = message
+        self.unreadable = unreadable
 
 
 class Certificates:
@@ -94,21 +101,20 @@ class Certificates:
         try:
             context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: b"")  # else it asks
         except ssl.SSLError as error:
-            raise TlsFileError(
-                f"{section}: cannot use cert_file {settings.cert_file} with key_file {settings.key_file}"
+            message = (
+                f"cannot use cert_file {settings.cert_file} with key_file {settings.key_file}"
                 f" ({error.reason or error}); both must be PEM, the key without a password, and belong together"
-            ) from error
+            )
+            raise TlsFileError(section, "", message) from error
         except OSError as error:  # gone since it was read
-            raise TlsFileError(f"{section}: cannot read its files: {error.strerror}") from error
+            raise TlsFileError(section, "", f"cannot read its files: {error.strerror}", unreadable=True) from error
         if client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED if self._demand else ssl.CERT_OPTIONAL
             try:
                 context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
             except ssl.SSLError as error:
-                raise TlsFileError(
-                    f"{section}.client_ca_file: no PEM certificate in {settings.client_ca_file}"
-                    f" ({error.reason or error})"
-                ) from error
+                message = f"no PEM certificate in {settings.client_ca_file} ({error.reason or error})"
+                raise TlsFileError(section, "client_ca_file", message) from error
         return context
 
 
@@ -121,4 +127,4 @@ def _read(section: str, field: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise TlsFileError(f"{section}.{field}: cannot read {path}: {error.strerror}") from error
+        raise TlsFileError(section, field, f"cannot read {path}: {error.strerror}", unreadable=True) from error

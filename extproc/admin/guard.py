@@ -77,7 +77,7 @@ class Guard:
         )
         if made.tokens() is None and made.protects_all and not made.wants_certificates:
             raise TokenError(
-                f"admin.protect is all, and there is no token; set admin.token_file, or the variable {TOKEN_VARIABLE}"
+                f"admin.protect: all, and there is no token; set admin.token_file, or the variable {TOKEN_VARIABLE}"
             )
         return made
 

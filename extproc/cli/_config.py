@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 from pydantic import ValidationError
 
+from extproc.cli._port_files import port_problems
 from extproc.config import Settings, load
 from extproc.config.check import check
 from extproc.config.codes import AUTOSCALE_PROFILE
@@ -51,7 +52,14 @@ def settings_from(
         raise typer.BadParameter(f"{path} is not an envoy.yaml; a file of our own settings goes with --config")
     if config is not None and loaded.kind == "envoy":
         raise typer.BadParameter(f"{path} is an envoy.yaml; it goes with --envoy")
-    return override(loaded.settings, listen, admin)
+    settings = override(loaded.settings, listen, admin)
+    unusable = list(port_problems(loaded, settings))
+    for problem in unusable:
+        typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
+    if unusable:
+        typer.echo("extproc: not started, because of the errors above", err=True)
+        raise typer.Exit(1)
+    return settings
 
 
 def override(settings: Settings, listen: str | None, admin: str | None) -> Settings:

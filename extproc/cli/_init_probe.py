@@ -99,7 +99,10 @@ async def _endpoint(server: Place) -> Endpoint:
         return Endpoint(Address.of(server.host, server.port))
     async with asyncio.timeout(_RESOLVE_S):
         addresses = await system_resolver(server.host)
-    return Endpoint(Address.of(next(iter(of_family(addresses, "v4_preferred"))), server.port), hostname=server.host)
+    usable = [*of_family(addresses, "v4_preferred")]
+    if not usable:
+        raise OSError("the name has no usable address")
+    return Endpoint(Address.of(usable[0], server.port), hostname=server.host)
 
 
 async def _read_models(response: aiohttp.ClientResponse, _at_s: float) -> tuple[str, ...] | None:

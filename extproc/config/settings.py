@@ -71,6 +71,11 @@ class AdminSettings(Section):
         "actions",
         description="What needs the token: actions, or all pages but /healthz and /readyz.",
     )
+    peer_ca_file: str | None = Field(
+        None,
+        description="PEM CA of the admin ports of autoscale.peers, which are asked over TLS when this one has it, with"
+        " its certificate and its token_file; unset: the system's.",
+    )
 
     @field_validator("listen")
     @classmethod

@@ -10,6 +10,7 @@ thread, not one more each round.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 import socket
@@ -35,7 +36,9 @@ async def system_resolver(name: str) -> list[str]:
 
 
 def of_family(addresses: Collection[str], family: str) -> Collection[str]:
-    """Those of the addresses that Envoy would use with this `dns_lookup_family`."""
+    """Those of the addresses that Envoy would use with this `dns_lookup_family`, but for link-local ones: no server has
+    one, and at one of them clouds hand out their credentials (169.254.169.254)."""
+    addresses = [text for text in addresses if not _link_local(text)]
     v6 = [text for text in addresses if ":" in text]
     v4 = [text for text in addresses if ":" not in text]
     match family:
@@ -48,6 +51,11 @@ def of_family(addresses: Collection[str], family: str) -> Collection[str]:
         case "v4_preferred":
             return v4 or v6
     return addresses
+
+
+def _link_local(text: str) -> bool:
+    ip = ipaddress.ip_address(text.partition("%")[0])
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_link_local
 
 
 class ListedSource:

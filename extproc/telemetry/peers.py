@@ -1,6 +1,7 @@
 """How many requests have come to the other processes of this service, asked again and again?
 
-One loop a process (see `loops`), on its admin port. The page that is asked for is in `admin.autoscale_pages`.
+One loop a process (see `loops`), on its admin port. The page that is asked for is in `admin.autoscale_pages`. It is
+asked as our own admin port is to be asked: all are set up alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 import aiohttp
 import orjson
 
-from extproc.config.settings import ScrapeSettings
+from extproc.config.settings import AdminSettings, ScrapeSettings
 from extproc.endpoint import Endpoint
 from extproc.telemetry.fetch import FailureKind, Page, ScrapeFailure, fetch, whole
 from extproc.telemetry.loops import EndpointLoops, Identity
@@ -52,9 +53,19 @@ class PeerPoller(EndpointLoops):
         every_s: float,
         clock: Callable[[], float],
         *,
+        own: AdminSettings,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        super().__init__(ScrapeSettings(timeout_s=TIMEOUT_S))
+        """`own`: our own admin port. Raises ValueError: its `peer_ca_file` cannot be used."""
+        try:
+            super().__init__(
+                ScrapeSettings(
+                    timeout_s=TIMEOUT_S, scheme="http" if own.tls is None else "https", ca_file=own.peer_ca_file
+                )
+            )
+        except ValueError as error:
+            raise ValueError(str(error).replace("scrape.ca_file", "admin.peer_ca_file")) from error
+        self._own = own
         self._sink = sink
         self._every_s = every_s
         self._clock = clock
@@ -80,7 +91,14 @@ class PeerPoller(EndpointLoops):
                 return ScrapeFailure(FailureKind.BROKEN, f"{response.url}: no counts of a process of extproc", at_s)
             return counts
 
-        page = Page(endpoint.address.text, PATH, "application/json")
+        own = self._own
+        if self._tls is not None and own.tls is not None:
+            try:
+                # Anew each time: it is renewed in place. It is asked for where clients must have certificates.
+                self._tls.load_cert_chain(own.tls.cert_file, own.tls.key_file, password=lambda: b"")
+            except OSError as error:
+                return ScrapeFailure(FailureKind.TLS, f"admin.tls: {error.strerror or error}", self._clock())
+        page = Page.served(endpoint, PATH, "application/json", own.token_file, "admin.token_file")
         return await fetch(session, page, self._settings, self._clock, read)
 
 

@@ -160,7 +160,7 @@ def test_what_is_no_token_keeps_the_service_from_starting_and_is_not_told(tmp_pa
 
 
 def test_all_protected_by_nothing_is_a_mistake() -> None:
-    with pytest.raises(TokenError, match=r"admin\.protect is all, and there is no token; set admin\.token_file"):
+    with pytest.raises(TokenError, match=r"admin\.protect: all, and there is no token; set admin\.token_file"):
         Guard.of(AdminSettings(protect="all"), {})
     assert Guard.of(AdminSettings(protect="all", tls=TLS), {})
 

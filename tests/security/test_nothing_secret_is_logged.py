@@ -21,12 +21,12 @@ import grpc
 import pytest
 
 from extproc.bug_log import log_bug, log_of_loop
-from extproc.cli._logs import TEXT, JsonFormatter, TextFormatter
 from extproc.config.settings import Settings
 from tests.app.test_application import Running, settings, started
 from tests.support.ext_proc_client import BUFFERED, DUPLEX, LOGS, NONE, body, destination, headers
 from tests.support.metrics_server import MetricsServer
 from tests.support.waiting import eventually
+from tests.support.whole_log import WholeLog, whole_log
 
 CANARY = "c4n4ry"
 SPOKEN = {
@@ -51,36 +51,14 @@ BAD = {
 }
 
 
-class Log(logging.Handler):
-    """All that was logged, in both formats."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self._lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines += [each.format(record) for each in (TextFormatter(TEXT), JsonFormatter())]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self._lines)
-
-
 @pytest.fixture
-def log() -> Iterator[Log]:
-    made, root = Log(), logging.getLogger()
-    before = root.level
-    root.addHandler(made)
-    root.setLevel(logging.DEBUG)
-    try:
+def log() -> Iterator[WholeLog]:
+    with whole_log() as made:
         yield made
-    finally:
-        root.setLevel(before)
-        root.removeHandler(made)
 
 
 @pytest.fixture
-async def running(log: Log, tmp_path: Path) -> AsyncIterator[Running]:
+async def running(log: WholeLog, tmp_path: Path) -> AsyncIterator[Running]:
     (tmp_path / "token").write_text(CANARY)
     asyncio.get_running_loop().set_debug(True)
     async with MetricsServer().serve() as vllm:
@@ -112,7 +90,7 @@ async def picks(of: Running) -> int:
 METADATA = (("authorization", f"Bearer {CANARY}"), ("x-extproc-profile", "session"))
 
 
-async def test_not_of_a_request_that_is_picked(running: Running, log: Log) -> None:
+async def test_not_of_a_request_that_is_picked(running: Running, log: WholeLog) -> None:
     client = running.client
     first = client.stream(METADATA)
     assert destination(await first.ask(body(GOOD, first_with_mode=BUFFERED)))
@@ -133,7 +111,7 @@ async def test_not_of_a_request_that_is_picked(running: Running, log: Log) -> No
 
 
 @pytest.mark.parametrize("kind", [*BAD, "gzip"])
-async def test_not_of_a_body_that_cannot_be_read(running: Running, log: Log, kind: str) -> None:
+async def test_not_of_a_body_that_cannot_be_read(running: Running, log: WholeLog, kind: str) -> None:
     content = BAD.get(kind, gzip.compress(GOOD)[:-9])
     fields = SPOKEN | ({"content-encoding": "gzip"} if kind == "gzip" else {})
     stream = running.client.stream(METADATA)
@@ -143,7 +121,7 @@ async def test_not_of_a_body_that_cannot_be_read(running: Running, log: Log, kin
     assert CANARY not in await pages(running) + log.text
 
 
-async def test_not_of_what_is_no_message(running: Running, log: Log) -> None:
+async def test_not_of_what_is_no_message(running: Running, log: WholeLog) -> None:
     stream = running.client.stream(METADATA)
     await stream.send(b"\x12\xff" + CANARY.encode())
     assert await stream.code() == "INTERNAL"
@@ -164,7 +142,7 @@ async def test_not_of_what_is_no_message(running: Running, log: Log) -> None:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + CANARY.encode() * 10,
     ],
 )
-async def test_not_of_what_is_no_grpc(running: Running, log: Log, said: bytes) -> None:
+async def test_not_of_what_is_no_grpc(running: Running, log: WholeLog, said: bytes) -> None:
     host, _, number = running.app.grpc_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(number))
     writer.write(said)
@@ -178,7 +156,7 @@ class OurFaultError(Exception):
     """As if a bug of ours had read a client's words."""
 
 
-async def test_not_of_a_bug_of_ours(running: Running, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_not_of_a_bug_of_ours(running: Running, log: WholeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: object) -> Any:
         try:
             int(GOOD)
@@ -204,7 +182,7 @@ async def explained(of: Running, content: bytes, **headers_: str) -> tuple[int, 
         return answer.status, await answer.json()
 
 
-async def test_not_of_a_question(running: Running, log: Log) -> None:
+async def test_not_of_a_question(running: Running, log: WholeLog) -> None:
     for content in (GOOD, *BAD.values()):
         status, told = await explained(running, content)
         assert status == (413 if len(content) > 1 << 20 else 200)
@@ -212,7 +190,7 @@ async def test_not_of_a_question(running: Running, log: Log) -> None:
     assert CANARY not in await pages(running) + log.text
 
 
-async def test_not_of_the_admin_port_s_own_secrets(running: Running, log: Log) -> None:
+async def test_not_of_the_admin_port_s_own_secrets(running: Running, log: WholeLog) -> None:
     status, told = await explained(running, GOOD, Authorization=f"Bearer x{CANARY}")
     assert (status, CANARY in json.dumps(told)) == (403, False)
     status, _ = await explained(running, b"{}", Authorization="Basic " + base64.b64encode(CANARY.encode()).decode())
@@ -227,13 +205,13 @@ async def test_not_of_the_admin_port_s_own_secrets(running: Running, log: Log) -
     assert CANARY not in log.text
 
 
-async def test_not_of_what_servers_are_asked_with(running: Running, log: Log) -> None:
+async def test_not_of_what_servers_are_asked_with(running: Running, log: WholeLog) -> None:
     """One of the two servers refuses connections, which is logged; its page has a key in its URL."""
     await eventually(lambda: "no metrics (refused)" in log.text, "a failure is logged")
     assert CANARY not in await pages(running) + log.text
 
 
-def test_what_fails_on_the_event_loop_is_logged_without_its_text(log: Log) -> None:
+def test_what_fails_on_the_event_loop_is_logged_without_its_text(log: WholeLog) -> None:
     log_of_loop(None, {"message": "Exception in callback", "exception": ValueError(CANARY), "handle": CANARY})
     log_of_loop(None, {"message": "something else"})
     assert "Exception in callback" in log.text
@@ -242,7 +220,7 @@ def test_what_fails_on_the_event_loop_is_logged_without_its_text(log: Log) -> No
     assert CANARY not in log.text
 
 
-def test_a_bug_is_found_by_the_lines_it_passed_and_by_its_causes(log: Log) -> None:
+def test_a_bug_is_found_by_the_lines_it_passed_and_by_its_causes(log: WholeLog) -> None:
     try:
         try:
             json.loads(CANARY)

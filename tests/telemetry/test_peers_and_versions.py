@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from extproc.config.settings import ScrapeSettings
+from extproc.config.settings import AdminSettings, ScrapeSettings
 from extproc.endpoint import Endpoint
 from extproc.telemetry.loops import EndpointLoops
 from extproc.telemetry.peers import PeerCounts, PeerPoller, counts_of
@@ -94,7 +94,7 @@ async def test_a_peer_is_asked_again_and_again_and_what_is_no_answer_is_told_wit
     serve: Serve, start: Start
 ) -> None:
     server, heard, naps = await serve(sends(http(b'{"id": "a", "pools": {"p": 1}}'))), Heard(), Naps()
-    start(PeerPoller(heard, 0.5, time.monotonic, sleep=naps), server.endpoint)
+    start(PeerPoller(heard, 0.5, time.monotonic, own=AdminSettings(), sleep=naps), server.endpoint)
     await until(lambda: len(heard.counts) >= 3)
     assert heard.counts[0] == PeerCounts("a", {"p": 1.0})
     assert set(naps.asked) == {0.5}

@@ -2,8 +2,8 @@
 
 Names, order and shapes are istiod's (1.28): listeners `0.0.0.0_8080`, routes `http.8080` and `8000`, clusters
 `outbound|8000||vllm.llm.svc.cluster.local`, connection managers with Istio's filters in Istio's order. Filters that
-only Istio's own Envoy has (istio.*) are stood in for by one that does nothing, under their names. Whatever a manifest says
-that is not translated here raises KeyError or `UntranslatedError`: nothing of it is silently dropped.
+only Istio's own Envoy has (istio.*) are stood in for by one that does nothing, under their names. Whatever a manifest
+says that is not translated here raises KeyError or `UntranslatedError`: nothing of it is silently dropped.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _cluster(host: str, port: int, protocol: str, rule: Json | None) -> Json:
         policy = _policy(rule["trafficPolicy"], port)
         _balance(made, policy.pop("loadBalancer", {}))
         _connect(made, policy.pop("connectionPool", {}))
-        tls = policy.pop("tls", None)
-        if tls is not None:
-            made["transport_socket"] = _tls(tls, host, port, http2=http2)
+        socket = _tls(policy.pop("tls", {"mode": "DISABLE"}), host, port, http2=http2)
+        if socket is not None:
+            made["transport_socket"] = socket
         _all_translated(policy, host)
     return made
 
@@ -124,8 +124,10 @@ def _connect(cluster: Json, pool: Json) -> None:
         _all_translated(left, cluster["name"])
 
 
-def _tls(settings: Json, host: str, port: int, *, http2: bool) -> Json:
+def _tls(settings: Json, host: str, port: int, *, http2: bool) -> Json | None:
     mode = settings.pop("mode")
+    if mode == "DISABLE":
+        return None
     context: Json = {"@type": TLS + "UpstreamTlsContext", "common_tls_context": {}}
     common = context["common_tls_context"]
     if mode == "ISTIO_MUTUAL":

@@ -22,6 +22,7 @@ from tests.istio.manifests import APPLIED, FOLDER, built, envoy_filter, objects
 from tests.istio.patching import Proxy
 from tests.support.envoy_config import cluster as cluster_of
 from tests.support.envoy_config import connection_manager, http_filter, shipped
+from tests.support.envoy_docs import yaml_under
 
 Json = dict[str, Any]
 
@@ -239,10 +240,6 @@ def test_the_pods_of_the_mesh_have_a_sidecar_and_those_of_the_picker_none() -> N
     annotations = mesh["metadata"]["annotations"]
     assert annotations["traffic.sidecar.istio.io/excludeOutboundPorts"] == "8000"
     assert annotations["traffic.sidecar.istio.io/excludeInboundPorts"] == "9003"
-    proxy = yaml.safe_load(annotations["proxy.istio.io/config"])
-    notice_and_grace = 5.0 + 30.0
-    drained = float(proxy["terminationDrainDuration"].removesuffix("s"))
-    assert notice_and_grace < drained < mesh["spec"]["terminationGracePeriodSeconds"]
     assert [each["name"] for each in picker["spec"]["initContainers"]] == ["certificate"]
 
 
@@ -262,3 +259,46 @@ def test_the_picker_is_where_the_pool_says_and_serves_the_certificate_it_has_mad
         "InferencePool",
         "vllm",
     )
+
+
+@pytest.mark.parametrize("folder", ["mesh", "inference-pool"])
+def test_the_pods_are_confined_and_outlive_the_goodbye(folder: str) -> None:
+    (deployment,) = [item for item in built(folder) if item["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        confined = container["securityContext"]
+        assert confined["readOnlyRootFilesystem"]
+        assert not confined["allowPrivilegeEscalation"]
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+    settings = load(FOLDER / ("extproc" if folder == "mesh" else folder) / "settings.yaml").settings
+    assert settings is not None
+    goodbye = settings.shutdown_notice_s + settings.shutdown_grace_s
+    assert pod["terminationGracePeriodSeconds"] > goodbye
+    annotations = deployment["spec"]["template"]["metadata"].get("annotations", {})
+    if "proxy.istio.io/config" in annotations:
+        drained = yaml.safe_load(annotations["proxy.istio.io/config"])["terminationDrainDuration"]
+        assert goodbye < float(drained.removesuffix("s")) < pod["terminationGracePeriodSeconds"]
+
+
+# The page.
+
+
+def test_the_page_shows_what_istio_takes() -> None:
+    (rule,) = yaml_under("istio.md", "Mutual TLS")
+    schemas.validate(rule)
+    own, shown = rule["spec"]["host"], rule["spec"]["trafficPolicy"]["portLevelSettings"]
+    (shipped_rule,) = [
+        item for item in objects("mesh/destination-rules.yaml") if item["metadata"]["name"] == rule["metadata"]["name"]
+    ]
+    assert own == shipped_rule["spec"]["host"]
+    assert shown[0]["port"] == shipped_rule["spec"]["trafficPolicy"]["portLevelSettings"][0]["port"]
+
+
+def test_the_page_says_how_to_name_servers_outside() -> None:
+    page = (FOLDER.parents[1] / "docs" / "istio.md").read_text()
+    renamed_hosts = dict(re.findall(r"s/([\w.]+)/([\w.]+)/g", page))
+    hosts = {host for item in objects("outside/service-entries.yaml") for host in item["spec"]["hosts"]}
+    assert set(renamed_hosts.values()) == hosts
+    text = "".join((FOLDER / "gateway" / name).read_text() for name in ("gateway.yaml", "envoy-filter.yaml"))
+    assert set(re.findall(r"\w+\.llm\.svc\.cluster\.local", text)) == set(renamed_hosts)

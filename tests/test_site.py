@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+
 ROOT = Path(__file__).parent.parent
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\" >]+)|<link[^>]*\shref=\"?([^\" >]+)[^>]*>")
 

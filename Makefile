@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check format protos bench-overhead bench-pick bench-routing bench-autoscale bench-scaling docs docs-serve clean
+.PHONY: help install demo demo-autoscale test test-envoy-matrix test-churn test-oldest check audit format protos bench-overhead bench-pick bench-routing bench-autoscale bench-scaling docs docs-serve clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/' | expand -t 22
@@ -54,6 +54,9 @@ docs: $(STAMP)   ## the documentation as a site, in site/; a dead link is an err
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(STAMP) ## the same on http://127.0.0.1:8000, while you write
 	$(BIN)/mkdocs serve
+
+audit: $(STAMP)  ## known vulnerabilities of what is installed (exits 0 where no advisory database can be asked)
+	$(BIN)/python .ci/audit.py
 
 format: $(STAMP) ## bring the code into shape
 	$(BIN)/ruff format .

@@ -17,7 +17,7 @@ from extproc.config.settings import Settings
 from tests.app.test_application import Running, settings, started
 from tests.support.envoy_config import free_port
 from tests.support.ext_proc_client import BUFFERED, body, destination, headers, log_batch, pick_id
-from tests.support.metrics_doc import PAGE, series_names
+from tests.support.metrics_doc import OF_WORKERS, PAGE, documented, series_names
 from tests.support.metrics_server import MetricsServer
 from tests.support.promql import used
 from tests.support.waiting import eventually
@@ -40,7 +40,7 @@ QUIET = {
     "extproc_autoscale_verdict": "and for this",
     "extproc_endpoint_start_seconds": "no server starts",
     "ALERTS": "no alert fires",
-}
+} | dict.fromkeys(documented(OF_WORKERS), "there is one process")
 LONG_S = 60.0
 
 

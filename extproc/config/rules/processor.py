@@ -9,7 +9,7 @@ from typing import Any
 from extproc.config.codes import Finding
 from extproc.config.per_route import PerRoute
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
-from extproc.config.view import NAMESPACE, Extension, Shape, View, shape_of
+from extproc.config.view import NAMESPACE, Chain, Extension, Shape, View, shape_of
 
 SHORT_S = 0.5
 
@@ -227,20 +227,23 @@ def request_path_not_sent(view: View, say: Say) -> Iterator[Finding]:
 )
 def header_not_sent(view: View, say: Say) -> Iterator[Finding]:
     """Only of headers that the operator has named: the default session header is for clients that happen to send it."""
-    wanted = _named_headers(view)
-    for extension, shape in _filters(view):
-        if shape is not Shape.BODY_FIRST:
-            continue
-        sent = {match[1].lower() for name in extension.message.request_attributes if (match := _HEADER.fullmatch(name))}
-        for header, setting in wanted.items():
-            if header not in sent:
-                attribute = f"request.headers['{header}']"
-                yield say(
-                    extension.config,
-                    f"lacks {attribute}, which {setting} needs",
-                    "request_attributes",
-                    f'add "{attribute}" to request_attributes',
-                )
+    named = _named_headers(view)
+    for chain in view.chains:
+        wanted = named | _trace_header(view, chain)
+        for _, extension in chain.processors:
+            if shape_of(extension.message) is not Shape.BODY_FIRST:
+                continue
+            attributes = extension.message.request_attributes
+            sent = {match[1].lower() for name in attributes if (match := _HEADER.fullmatch(name))}
+            for header, setting in wanted.items():
+                if header not in sent:
+                    attribute = f"request.headers['{header}']"
+                    yield say(
+                        extension.config,
+                        f"lacks {attribute}, which {setting} needs",
+                        "request_attributes",
+                        f'add "{attribute}" to request_attributes',
+                    )
 
 
 _HEADER = re.compile(r"request\.headers\[['\"]([^'\"]*)['\"]\]")
@@ -264,3 +267,9 @@ def _named_headers(view: View) -> dict[str, str]:
                 if text:
                     found.setdefault(text.lower(), f"{path}.{setting}")
     return found
+
+
+def _trace_header(view: View, chain: Chain) -> dict[str, str]:
+    """The header by which a client's trace goes on, where Envoy, not tracing itself, tells nothing of it."""
+    traced = view.settings is not None and view.settings.tracing is not None and chain.message.tracing is None
+    return {"traceparent": "tracing"} if traced else {}

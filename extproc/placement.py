@@ -13,6 +13,7 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from extproc.affinity.bound import bounded
+from extproc.affinity.conversations import Conversations
 from extproc.affinity.ring import Ring
 from extproc.affinity.stored import StoredResponses
 from extproc.openai.understand import SESSION_FIELDS, understand
@@ -61,7 +62,7 @@ class Placed:
 
 class Placement:
     """How one pool's requests are placed, and what is remembered for it: who holds which prefixes, who has which stored
-    responses, and the ring."""
+    responses, how long conversations get, and the ring."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Placement:
         self._index = ApproximateIndex(max_blocks)
         self._untaught: tuple[int, PromptBlocks] | None = None  # what the last pick has yet to teach it, by slot
         self.stored: StoredResponses[Member] = StoredResponses()
+        self.conversations = Conversations()
         self.tally = Tally()
         self._pool = pool
         self._ring = Ring()
@@ -155,7 +157,9 @@ class Placement:
         """The order by the first way of the profile that has what it needs."""
         blocks, prompt_tokens = self.cut(request)
         held = match_prompt(self.index, blocks, self._mask, TOKENS_UP_TO) if blocks.hashes else {}
-        work = Work(prompt_tokens, held, request.session_key is not None)
+        session = request.session_key
+        to_come = 0.0 if session is None else self.conversations.to_come(session)
+        work = Work(prompt_tokens, held, session is not None, to_come)
         for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
                 complete = len(candidates) == len(self._pool.members)
@@ -177,7 +181,11 @@ class Placement:
         if hashes:
             self.settle()
             self._untaught = member.slot, placed.blocks
-        if request is not None and request.stores:
+        if request is None:
+            return
+        if request.session_key is not None:
+            self.conversations.add(request.session_key)
+        if request.stores:
             if placed.by is By.STORED and request.response_id is not None:
                 self.stored.put(request.response_id, member, now)  # who asks again and again is not forgotten
             if request.own_response_id is not None:

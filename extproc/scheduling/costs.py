@@ -22,6 +22,9 @@ LOAD_S = 0.001
 # there may be no following ones.
 LOAD_OF_SESSION_S = 0.03
 LOAD_OF_BEGINNING_S = 0.01
+# The first request of a conversation decides for so many that come after it, though a server hold most of its prompt
+# already, as with the tools of an agent: what each request that is there costs them, a turn (by experiment, likewise).
+LOAD_OF_TURN_S = 0.016
 # What a prompt costs those who come for what an idle server holds, at most, as a part of its own time: by experiment
 # (docs/decisions/cost-in-seconds.md). Where many come for what all hold, they can go to another server meanwhile.
 OTHERS_MOST = 0.3
@@ -101,9 +104,9 @@ def first_token_s(
     and the wait for blocks is taken to be the pool's mean. For an explanation, `terms` takes each candidate's parts.
     `complete`: all who hold any of the prompt are among the candidates.
     """
-    each_s = LOAD_S
+    each_s = LOAD_S + LOAD_OF_TURN_S * work.turns_to_come
     if work.begins_something:
-        each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
+        each_s = max(each_s, LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S)
     tokens, held = work.prompt_tokens, work.held
     rows = [candidate.standing for candidate in candidates]
     for row in rows:

@@ -16,6 +16,7 @@ class Work:
     # Tokens of its beginning that a server is believed to hold, by the server's slot; absent: none.
     held: Mapping[int, float] = field(default_factory=dict)
     in_session: bool = False  # it names a conversation or user
+    turns_to_come: float = 0.0  # requests to expect after it in its conversation; 0 if it is not the first
 
     most_held: float = field(init=False)  # by one server
     # Nobody holds half of it: what it begins will stay, and grow, where it goes.

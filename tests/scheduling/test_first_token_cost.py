@@ -20,6 +20,7 @@ from extproc.pool.sample import LoadSample
 from extproc.scheduling.costs import (
     LOAD_OF_BEGINNING_S,
     LOAD_OF_SESSION_S,
+    LOAD_OF_TURN_S,
     LOAD_S,
     OTHERS_MOST,
     Terms,
@@ -116,6 +117,16 @@ def test_a_prompt_that_is_held_meets_load_as_it_is_and_a_beginning_weighs_it_mor
     assert alone == [pytest.approx(own_s + 10 * LOAD_OF_BEGINNING_S)]
 
 
+def test_the_first_turn_of_a_conversation_meets_load_as_all_its_turns_will() -> None:
+    [server] = servers(sample(NOW))
+    busy(server, 10)
+    own_s = 200 / server.prefill.rate
+    first = first_token_s([server], Work(1000.0, {0: 800.0}, in_session=True, turns_to_come=5.0), NOW)
+    later = first_token_s([server], Work(1000.0, {0: 800.0}, in_session=True), NOW)
+    assert first == [pytest.approx(own_s + 10 * (LOAD_S + 5 * LOAD_OF_TURN_S))]
+    assert later == [pytest.approx(own_s + 10 * LOAD_S)]
+
+
 def test_an_unknown_prompt_is_no_beginning() -> None:
     assert not UNKNOWN.begins_something
     [server] = servers(sample(NOW))
@@ -184,6 +195,7 @@ WORK = st.builds(
     st.sampled_from([0.0, 100.0, 6000.0]),
     st.dictionaries(st.integers(0, 4), st.sampled_from([64.0, 5000.0])),
     st.booleans(),
+    st.sampled_from([0.0, 0.5, 20.0]),
 )
 
 
@@ -193,9 +205,9 @@ def by_the_book(candidates: Sequence[Member], work: Work, now: float) -> list[fl
     uncached = [max(0.0, work.prompt_tokens - tokens) for tokens in held]
     fresh = [each for each in candidates if each.fresh_sample(now) is not None]
     mean_wait_s = sum(kv_wait_s(each.kv_usage_ratio) for each in fresh) / len(fresh) if fresh else 0.0
-    each_s = LOAD_S
+    each_s = LOAD_S + LOAD_OF_TURN_S * work.turns_to_come
     if 2 * max(work.held.values(), default=0.0) < work.prompt_tokens:
-        each_s = LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S
+        each_s = max(each_s, LOAD_OF_SESSION_S if work.in_session else LOAD_OF_BEGINNING_S)
     costs = []
     for each, own in zip(candidates, uncached, strict=True):
         rate, owed = each.prefill.rate, each.prefill.owed(now)

@@ -88,12 +88,13 @@ def test_prompts_that_share_nothing_go_by_load() -> None:
 def test_bursts_of_siblings_are_not_all_sent_to_one_server() -> None:
     """R8. One server alone would compute 16 x 400 tokens after the prefix, 1.2 s for the last, where four that compute
     the prefix each take 0.9 s. So a burst must spread, but not over all servers: that computes the prefix eight times.
-    What is saved and what is lost by that are nearly equal for one burst, so round robin may be 5 % ahead.
+    What is saved and what is lost by that are nearly equal for one burst, so round robin may be 5 % ahead. In a minute
+    there are some forty bursts; over fewer, whose servers are chosen by what else they do, shares say little.
     """
-    figures = cell("W6", "cache-aware").figures
+    figures = cell("W6", "cache-aware", seconds=60.0).figures
     assert figures.max_share < 1.3
-    assert figures.ttft_mean_s < 1.05 * mean_ttft_s("W6", "round-robin")
-    assert figures.hit_ratio > cell("W6", "round-robin").figures.hit_ratio
+    assert figures.ttft_mean_s < 1.05 * mean_ttft_s("W6", "round-robin", seconds=60.0)
+    assert figures.hit_ratio > cell("W6", "round-robin", seconds=60.0).figures.hit_ratio
 
 
 def test_what_holds_for_eight_servers_holds_for_sixty_four() -> None:

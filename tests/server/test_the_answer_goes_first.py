@@ -37,6 +37,9 @@ class Watched:
     def metadata(self, _name: bytes) -> None:
         return None
 
+    def keep(self, _size: int) -> None:
+        pass
+
 
 @pytest.mark.parametrize("whole", [True, False], ids=["by the short way", "by the state machine"])
 async def test_the_index_learns_of_a_pick_when_all_is_written_without_anybody_asking(

@@ -11,7 +11,8 @@ from extproc.placement import UNIT_TOKENS, Placed
 from extproc.pool.member import Member
 from extproc.prefix.blocks import blocks_within
 from extproc.request import InferenceRequest
-from extproc.serving import shown
+
+MODEL_CHARS = 100
 
 
 class Note:
@@ -46,7 +47,8 @@ class Note:
         self.pool = pool
         self.profile = profile
         self.api: str | None = None if request is None else request.kind
-        self.model: str | None = None if request is None or request.model is None else shown(request.model)
+        # What the client wrote, not yet made fit to be shown (see `serving.shown`).
+        self.model: str | None = None if request is None or request.model is None else request.model[:MODEL_CHARS]
         self.way: str | None = None  # what decided
         self.panic = False  # every server looked bad, so all were used
         self.prompt_tokens: float | None = None  # estimated from the length

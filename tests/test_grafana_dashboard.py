@@ -266,6 +266,7 @@ async def traffic(running: Running, stop: asyncio.Event) -> None:
 
 
 async def test_every_panel_shows_something_of_a_service_under_traffic(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
     async with scene(tmp_path) as running, prometheus(tmp_path, running.app.admin_address) as seen:
         stop = asyncio.Event()
         asking = asyncio.create_task(traffic(running, stop))

@@ -24,6 +24,7 @@ from extproc import __version__
 from extproc.config.tracing_settings import TracingSettings
 from extproc.decision import Decision, Pick
 from extproc.note import Note
+from extproc.serving import shown
 from extproc.telemetry.tracing import Told
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def attributes_of(note: Note, decision: Decision) -> dict[str, AttributeValue]:
         "extproc.pool": note.pool,
         "extproc.profile": note.profile,
         "extproc.api": note.api,
-        "gen_ai.request.model": note.model,
+        "gen_ai.request.model": None if note.model is None else shown(note.model),
     }
     if isinstance(decision, Pick):
         found |= {

@@ -25,7 +25,7 @@ from extproc.request import RawRequest
 log = logging.getLogger(__name__)
 
 QUEUED = 2048  # notes, of about a kilobyte with their decisions
-BATCH = 64  # spans of one message: some milliseconds of work, in which the request path may wait for the interpreter
+BATCH = 32  # spans of one message: some milliseconds of work, in which the request path may wait for the interpreter
 STATE_CHARS = 512  # a longer tracestate is dropped, as W3C's Trace Context allows
 _JOIN_S = 0.5  # for a thread that was told to give up
 

@@ -202,11 +202,12 @@ class App:
     async def _start_admin(self) -> AdminPort:
         settings = self.settings.admin
         try:
+            guard = Guard.of(settings)
             pages = admin_http.application(
                 self._registry,
                 self._answers(),
                 max_body_bytes=self.settings.max_body_bytes,
-                guard=Guard.of(settings),
+                guard=guard,
             )
             opened = await open_port(settings, pages)
         except (TokenError, TlsFileError) as error:
@@ -216,6 +217,8 @@ class App:
                 f"admin.listen: cannot open {settings.listen} ({error.strerror}); is another process there?"
             ) from error
         self.admin_address = opened.address
+        if guard.nobody_may_act:
+            log.info("admin: others can reach the port, and there is no token: servers may drain themselves, no more")
         return opened
 
     def _answers(self) -> admin_http.Answers:

@@ -81,6 +81,11 @@ class Guard:
             )
         return made
 
+    @property
+    def nobody_may_act(self) -> bool:
+        """Whether there is no way to be allowed an action, but for a server that drains itself."""
+        return not self.loopback and not self.wants_certificates and self.tokens() is None
+
     def judge(self, asked: Asked) -> Refusal | None:
         """None: it may be answered."""
         if asked.path in PROBES and asked.method in _READS:

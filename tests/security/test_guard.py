@@ -57,6 +57,10 @@ def test_without_a_token_it_is_said_how_to_allow_actions() -> None:
         assert words in refusal.reason
 
 
+def test_it_is_known_whether_anybody_may_act() -> None:
+    assert [each.nobody_may_act for each in (LOOPBACK, OPEN, TOKEN, MUTUAL)] == [False, True, False, False]
+
+
 def test_a_token_that_is_set_is_needed_on_loopback_too() -> None:
     guard = Guard.of(AdminSettings(), {"EXTPROC_ADMIN_TOKEN": "t0ken"})
     assert status(guard, asked("POST", DRAIN)) == 401

@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from extproc.admin import autoscale_pages, drain_pages, port, status_pages
 from extproc.admin.drains import DrainDesk
 from extproc.admin.explain import UnknownNameError, request_of
 from extproc.admin.guard import LOCAL, Guard
+from extproc.admin.metrics import page
 from extproc.autoscale.latest import Explained
 from extproc.request import RawRequest
 
@@ -51,8 +51,8 @@ def application(
         return web.Response(text=INDEX)
 
     async def metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+        body, content_type = await page(registry, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -7,10 +7,12 @@ are listed in docs/metrics.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from extproc import __version__
@@ -174,3 +176,33 @@ def registry(*collectors: Collector) -> CollectorRegistry:
     PlatformCollector(registry=result)
     GCCollector(registry=result)
     return result
+
+
+async def page(of: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """All of it in a format that the header `Accept` asks for, and its content type.
+
+    Metric by metric, with turns for others between: of 250 servers the whole takes some 20 ms, and requests wait for
+    their picks meanwhile.
+    """
+    encode, content_type = choose_encoder(accept)
+    parts = []
+    for metric in of.collect():
+        parts.append(encode(_Alone(metric)).removesuffix(_END))
+        await asyncio.sleep(0)
+    if encode(_Alone()).endswith(_END):
+        parts.append(_END)
+    return b"".join(parts), content_type
+
+
+_END = b"# EOF\n"  # of OpenMetrics
+
+
+class _Alone(CollectorRegistry):
+    """Some metrics, as the encoders want them."""
+
+    def __init__(self, *metrics: Metric) -> None:
+        super().__init__()
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)

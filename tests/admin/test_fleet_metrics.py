@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from extproc.admin.metrics import RouterCollector, page
 from extproc.openai.body import MAX_JSON_BYTES
 from extproc.pool.sample import Histogram
 from extproc.request import RawRequest
-from tests.admin.test_admin_pages import NOW, collected, labels
+from tests.admin.test_admin_pages import COUNTS, NOW, collected, labels
 from tests.placement.fleet import chat, serve, text
 from tests.placement.fleet import fleet as placed_fleet
 from tests.support.fleet import address, pool, route, router, sample, sampled_router
@@ -75,3 +81,27 @@ def test_a_request_too_long_to_read_still_counts_for_its_server() -> None:
     fleet = sampled_router(1)
     fleet.route(RawRequest("POST", "/v1/completions", {}, b" " * (MAX_JSON_BYTES + 1)), NOW)
     assert collected(fleet)["extproc_endpoint_picks_total", ONE] == 1
+
+
+@pytest.mark.parametrize("accept", ["", "text/plain", "application/openmetrics-text; version=1.0.0"])
+async def test_the_page_is_written_in_turns_and_is_what_it_would_be_at_once(accept: str) -> None:
+    fleet = sampled_router(3)
+    route(fleet, NOW)
+    own = RouterCollector(fleet, lambda: COUNTS, lambda: ([("+Inf", 1.0)], 0.1), lambda: True, lambda: NOW)
+    made = CollectorRegistry(auto_describe=False)
+    made.register(own)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    body, content_type = await page(made, accept)
+    task.cancel()
+    encode, expected_type = choose_encoder(accept)
+    assert (body, content_type) == (encode(made), expected_type)
+    assert body.count(b"# EOF") == ("openmetrics" in accept)
+    assert turns >= len(list(own.collect()))

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from prometheus_client.registry import Collector
+
 from extproc import __version__
 from extproc.admin import autoscale_pages, explain, status_history, status_view
 from extproc.admin import http as admin_http
@@ -28,12 +30,14 @@ from extproc.admin.guard import Guard
 from extproc.admin.metrics import RouterCollector, registry
 from extproc.admin.port import AdminPort, open_port
 from extproc.admin.status import status
+from extproc.admin.status_workers import with_workers
 from extproc.admin.token import TokenError
 from extproc.assembly import router_of
 from extproc.config.settings import Settings
 from extproc.discovery.config_file import Followed
 from extproc.front import Front
 from extproc.keeping import Keeper
+from extproc.readiness import Readiness
 from extproc.server import listener
 from extproc.sinks import Heard
 from extproc.tls import TlsFileError, words
@@ -46,14 +50,19 @@ class Fronts(Protocol):
 
     @property
     def address(self) -> str: ...
+    @property
+    def up(self) -> bool: ...
     def open(self) -> None: ...
     async def start(self) -> None: ...
-    async def leave(self) -> None: ...
+    async def leave(self, notice_s: float, grace_s: float) -> None: ...
     async def close(self) -> None: ...
     def background(self) -> dict[str, Any]: ...
     def counts(self) -> dict[str, int]: ...
     def decisions(self) -> tuple[list[tuple[str, float]], float]: ...
     def eds_status(self) -> dict[str, Any]: ...
+    def processes(self) -> list[dict[str, Any]] | None: ...
+    def collectors(self) -> list[Collector]: ...
+    def kill(self) -> None: ...
 
 
 class App:
@@ -80,7 +89,6 @@ class App:
         self._started_s = clock()
         self._history = status_history.History()
         self._stopping = False
-        self._was_ready = False
         self._process = secrets.token_hex(8)  # by which peers tell this process from others
         self.router = router_of(settings, clock)
         self.keeper = Keeper(
@@ -93,6 +101,7 @@ class App:
             heard=heard,
         )
         self._autoscaling = self.keeper.autoscaling
+        self._readiness = Readiness(self.router, lambda: self.keeper.known, wait_s=settings.ready_wait_s, clock=clock)
         self.front: Fronts = self._front() if fronts is None else fronts(self)
         self._registry = registry(
             RouterCollector(
@@ -104,6 +113,7 @@ class App:
                 lambda: self.keeper.failing,
             ),
             AutoscaleCollector(self._autoscaling),
+            *self.front.collectors(),
         )
 
     @property
@@ -113,17 +123,12 @@ class App:
 
     def ready(self) -> bool:
         """Whether Envoy may send requests here."""
-        if not self._was_ready:
-            now = self.clock()
-            waited = now - self._started_s > self.settings.ready_wait_s
-            # All pools: a request for one whose servers are not known yet is better off without us.
-            self._was_ready = waited or (self.keeper.known and any(pool.can_pick(now) for pool in self.router.pools))
-        return self._was_ready and not self._stopping
+        return self._readiness() and self.front.up and not self._stopping
 
     def status(self) -> dict[str, Any]:
         """What `/status` shows."""
         counts = self.front.counts()
-        return status(
+        shown = status(
             self.router,
             now=self.clock(),
             ready=self.ready(),
@@ -146,6 +151,7 @@ class App:
             autoscale=self._autoscaling,
             history=self._history,
         )
+        return with_workers(shown, self.front.processes())
 
     def view(self, since: float | None = None) -> dict[str, Any]:
         """What the status page shows, with the history since that Unix time; None: the last hour."""
@@ -181,7 +187,7 @@ class App:
                 await stop.wait()
                 self._stopping = True
                 log.info("stopping: not ready any more; the listener closes in %g s", self.settings.shutdown_notice_s)
-                await self.front.leave()
+                await self.front.leave(self.settings.shutdown_notice_s, self.settings.shutdown_grace_s)
                 for task in background:
                     task.cancel()
         log.info("stopped")

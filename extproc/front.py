@@ -11,13 +11,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from prometheus_client.registry import Collector
+
 from extproc.autoscale.latest import Latest
 from extproc.config.settings import Settings
 from extproc.router import Router
 from extproc.rpc.server import Server
 from extproc.server import access_log, eds, health, keda, listener, processor
+from extproc.server.durations import Durations
 from extproc.telemetry.tracing import Traces, sender_of
 
+# What `counts` has: of ext_proc, the access log, and discovery.
+COUNTED = (
+    "streams",
+    "open_streams",
+    "undecodable_messages",
+    "request_path_errors",
+    "undecodable_log_messages",
+    "access_log_entries",
+    "access_log_connections",
+    "eds_streams",
+    "eds_pushes",
+    "eds_refused",
+)
 _STREAMS_CHECK_S = 0.05  # how soon the end of the last open exchange is noticed at shutdown
 _LETTING_GO_S = 0.5  # for the ends of thousands of exchanges to be written
 
@@ -60,6 +76,11 @@ class Front:
         )
         self._keda = keda.KedaScaler(latest)
 
+    @property
+    def up(self) -> bool:
+        """Whether there is somebody who can answer Envoy, once that has started."""
+        return True
+
     def open(self) -> None:
         """Take the port; nobody is served yet. Raises ListenError."""
         self._server, self.address = listener.build(
@@ -80,11 +101,12 @@ class Front:
         if self._traces is not None:
             self._traces.start()
 
-    async def leave(self) -> None:
-        """End in order: first wait for `shutdown_notice_s`, in which we say that we are not ready and serve."""
-        await asyncio.sleep(self._settings.shutdown_notice_s)
+    async def leave(self, notice_s: float, grace_s: float) -> None:
+        """End in order: first for `notice_s` we say that we are not ready, and serve; then open exchanges have
+        `grace_s` to end."""
+        await asyncio.sleep(notice_s)
         self._keda.let_go()
-        await self._end_streams()
+        await self._end_streams(grace_s)
 
     async def close(self) -> None:
         """End at once."""
@@ -112,6 +134,11 @@ class Front:
             "eds_refused": self._eds.refused,
         } | ({} if self._traces is None else {f"trace_spans_{k}": n for k, n in self._traces.counts().items()})
 
+    @property
+    def durations(self) -> Durations:
+        """How long decisions took."""
+        return self._processor.decisions
+
     def decisions(self) -> tuple[list[tuple[str, float]], float]:
         """How long decisions took; see `Durations.cumulative`."""
         return self._processor.decisions.cumulative()
@@ -120,14 +147,23 @@ class Front:
         """What `/status` shows of it."""
         return self._eds.status()
 
-    async def _end_streams(self) -> None:
-        """Close the listener and wait for the open exchanges, at most `shutdown_grace_s`; then let go of those that
+    def kill(self) -> None:
+        """There is no other process to end."""
+
+    def processes(self) -> None:
+        """There are no others."""
+
+    def collectors(self) -> list[Collector]:
+        """For Prometheus, beside what it is told of every service."""
+        return []
+
+    async def _end_streams(self, grace_s: float) -> None:
+        """Close the listener and wait for the open exchanges, at most `grace_s`; then let go of those that
         Envoy can do without.
 
         Envoy's access log and those who watch our health hold their calls for ever: they are not waited for.
         """
         assert self._server is not None, "it has started"
-        grace_s = self._settings.shutdown_grace_s
         stopping = asyncio.create_task(self._server.stop(grace_s + _LETTING_GO_S))
         let_go_s = self._clock() + grace_s
         while True:

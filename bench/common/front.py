@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from extproc.config.settings import WORKER_PORTS_APART
+
 EXT_PROC = "envoy.filters.http.ext_proc"
 OVERRIDE_HOST = "envoy.load_balancing_policies.override_host"
 _OURS = frozenset({EXT_PROC, "envoy.filters.http.buffer", "envoy.filters.http.header_mutation"})
@@ -66,6 +68,15 @@ def with_addresses(config: dict[str, Any], ports: FrontPorts, servers: Sequence[
     own.setdefault("grpc", {})["listen"] = f"127.0.0.1:{ports.grpc}"
     own.setdefault("admin", {})["listen"] = f"127.0.0.1:{ports.service_admin}"
     return config
+
+
+def add_worker(config: dict[str, Any]) -> None:
+    """Let the service's cluster have a second endpoint, where its second worker listens."""
+    name = _service_cluster_name(config)
+    (cluster,) = (each for each in config["static_resources"]["clusters"] if each["name"] == name)
+    (first,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    port = first["endpoint"]["address"]["socket_address"]["port_value"]
+    _set_endpoints(cluster, [port, port + WORKER_PORTS_APART])
 
 
 def without_service(config: dict[str, Any]) -> dict[str, Any]:

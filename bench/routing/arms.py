@@ -15,7 +15,12 @@ from bench.common.process import with_project_on_path as project_environment
 from extproc.scheduling.profiles import PROFILES
 
 SHIPPED = ROOT / "envoy" / "envoy.yaml"
-SERVICE_ARMS = {"extproc-cache-aware": "cache-aware", "extproc-least-loaded": "least-loaded"}
+TWO_WORKERS = "extproc-cache-aware-2-workers"
+SERVICE_ARMS = {
+    "extproc-cache-aware": "cache-aware",
+    "extproc-least-loaded": "least-loaded",
+    TWO_WORKERS: "cache-aware",
+}
 ENVOY_ARMS = {
     "envoy-round-robin": "round_robin.v3.RoundRobin",
     "envoy-least-request": "least_request.v3.LeastRequest",
@@ -29,7 +34,7 @@ PEER_ARMS = {
     "smg-least-load": ("smg", "least_load"),
     "vllm-router-cache-aware-403": ("vllm-router", "cache_aware"),  # against servers that refuse render calls
 }
-EXTRA_ARMS = frozenset({"vllm-router-cache-aware-403"})  # only when they are asked for
+EXTRA_ARMS = frozenset({"vllm-router-cache-aware-403", TWO_WORKERS})  # only when they are asked for
 ARMS = (*SERVICE_ARMS, *ENVOY_ARMS, *PEER_ARMS)
 SESSION_HEADER = "x-session-id"
 _STOP_S = 2.0  # nothing is in flight; one of the peers does not end by itself
@@ -43,7 +48,7 @@ def available(name: str) -> bool:
 
 def renders(name: str) -> bool:
     """Whether the servers behind an arm answer render calls, as the fair default is."""
-    return name not in EXTRA_ARMS
+    return name != "vllm-router-cache-aware-403"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +153,21 @@ def _start_envoy(
     options = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
     envoy = begin(f"{name}-envoy", [envoy_binary, "-c", str(path), *options])
     wait_until(f"{name}: Envoy is ready", lambda: gives_200(ports.envoy_admin, "/ready"), [envoy])
-    wait_until(f"{name}: Envoy sees all healthy", lambda: _all_healthy(ports.envoy_admin, len(servers)), [envoy])
+    workers = 2 if name == TWO_WORKERS else 1
+    wait_until(
+        f"{name}: Envoy sees all healthy", lambda: _all_healthy(ports.envoy_admin, len(servers), workers), [envoy]
+    )
     if service is None:
         return Arm(name, ports.listener, (envoy,))
     return Arm(name, ports.listener, (service, envoy), ports.envoy_admin, ports.service_admin)
 
 
-def _all_healthy(admin_port: int, servers: int) -> bool:
+def _all_healthy(admin_port: int, servers: int, workers: int) -> bool:
     """Whether every server, and the service where there is one, has passed a health check."""
     stats = envoy_stats(admin_port, "^cluster.*membership_")
     if stats.get("cluster.vllm.membership_healthy") != servers:
         return False
-    return stats.get("cluster.extproc.membership_healthy", 1) == 1
+    return stats.get("cluster.extproc.membership_healthy", workers) == workers
 
 
 def envoy_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +176,9 @@ def envoy_config(name: str, config: dict[str, Any]) -> dict[str, Any]:
         own = config["node"]["metadata"]["extproc"]
         own.setdefault("scheduling", {})["profile"] = SERVICE_ARMS[name]
         own["shutdown_notice_s"] = 0  # nobody has to be told, and nobody waits
+        if name == TWO_WORKERS:
+            own["workers"] = 2
+            front.add_worker(config)
         return config
     config = front.without_service(config)
     type_name = ENVOY_ARMS[name]

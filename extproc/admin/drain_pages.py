@@ -55,6 +55,8 @@ def routes(desk: DrainDesk) -> list[web.RouteDef]:
         return desk.victim(query.get("pool"))
 
     async def _save(answer: dict[str, Any]) -> None:
+        if desk.tell is not None:
+            await desk.tell()
         try:
             await desk.save()
         except OSError as error:

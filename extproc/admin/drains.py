@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from extproc.admin.drain_file import DrainFile, Saved
@@ -67,6 +67,7 @@ class DrainDesk:
         self._wall_clock = wall_clock
         self._started = wall_clock()
         self._writing = asyncio.Lock()
+        self.tell: Callable[[], Awaitable[None]] | None = None  # waits until all who pick servers know; None: they do
         self._write_failed = False
         self._waiting: dict[tuple[str, Address], Saved] = {}  # saved, and their servers have not appeared yet
         self._written: tuple[Saved, ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -21,6 +22,7 @@ def settings_from(
     *,
     listen: str | None = None,
     admin: str | None = None,
+    workers: int | None = None,
     strict: bool = False,
 ) -> Settings:
     """The settings of the one file given, with what the command line overrides. All problems go to stderr.
@@ -36,6 +38,8 @@ def settings_from(
     path = envoy or config
     assert path is not None
     loaded = load(path)
+    if loaded.settings is not None and workers is not None:  # so that it is checked against Envoy's cluster
+        loaded = replace(loaded, settings=override(loaded.settings, None, None, workers))
     problems = check(loaded)
     for problem in problems:
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
@@ -62,9 +66,9 @@ def settings_from(
     return settings
 
 
-def override(settings: Settings, listen: str | None, admin: str | None) -> Settings:
+def override(settings: Settings, listen: str | None, admin: str | None, workers: int | None = None) -> Settings:
     """The settings with what the command line says. Raises typer.BadParameter for an address that is none."""
-    update: dict[str, object] = {}
+    update: dict[str, object] = {} if workers is None else {"workers": workers}
     try:
         if listen is not None:
             update["grpc"] = GrpcSettings.model_validate(dict(settings.grpc) | {"listen": listen})

@@ -160,7 +160,9 @@ class Stack:
         self._scratch.cleanup()
 
     def kill_now(self) -> None:
-        """End Envoy without waiting; for a process that is about to exit itself."""
+        """End Envoy, and workers, without waiting; for a process that is about to exit itself."""
+        if self._app is not None:
+            self._app.front.kill()
         if self._envoy is not None:
             self._envoy.kill_now()
         self._scratch.cleanup()

@@ -32,6 +32,7 @@ def up(
     """
     from extproc.cli import _config, _logs, _run
     from extproc.cli._envoy import EnvoyError, find_binary
+    from extproc.cli._processes import app_of
     from extproc.cli._stack import Stack, StackError, urls
     from extproc.server.listener import ListenError
 
@@ -50,6 +51,7 @@ def up(
             binary=envoy_binary or find_binary(),
             concurrency=concurrency,
             envoy_log_level="info" if log_level == "debug" else "warning",
+            make_app=lambda settings: app_of(settings, log_level, log_format),
         )
         stacks.append(stack)
         _run.tune_gc()

@@ -22,6 +22,9 @@ from extproc.pool.deadline import Bounds
 from extproc.prefix.approximate import BYTES_PER_BLOCK, DEFAULT_MAX_BLOCKS
 from extproc.scheduling.profiles import PROFILES
 
+# Of one worker and the next. Not 1: the admin port stands beside the gRPC port as shipped.
+WORKER_PORTS_APART = 10
+
 
 class TlsSettings(Section):
     """TLS of a port. With `client_ca_file` clients must present a certificate (mutual TLS)."""
@@ -315,6 +318,13 @@ class Settings(Section):
     tracing: TracingSettings | None = Field(
         None, description="Where traces of decisions are sent (OpenTelemetry; docs/tracing.md); unset: there are none."
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that answer Envoy, for several cores (docs/workers.md): the first listens on the port of"
+        f" grpc.listen, each other one {WORKER_PORTS_APART} ports on. All must be endpoints of Envoy's cluster.",
+    )
     max_body_bytes: int = Field(
         16 * 1024 * 1024, ge=1024, description="Largest request body; the same number as in Envoy's buffer filter."
     )
@@ -329,3 +339,10 @@ class Settings(Section):
         default_factory=dict, description="The pools by name. In envoy.yaml: overrides by the cluster's name."
     )
     default_pool: str | None = Field(None, description="Pool of requests whose route names none; unset: the only one.")
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """Where each worker listens for gRPC; 0 is any free port. One past 65535 is for whoever opens it to refuse."""
+        _, first = split_host_port(self.grpc.listen, lowest_port=0)
+        apart = WORKER_PORTS_APART if first else 0
+        return tuple(first + apart * number for number in range(self.workers))

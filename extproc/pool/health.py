@@ -31,7 +31,7 @@ pool to shed, not for one server to sit out. A good answer to a request sent sin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 REFUSED_IN_A_ROW = 2
 SILENT_AFTER_S = 30.0
@@ -111,6 +111,17 @@ class Health:
         self._probe_error: str | None = None  # of the last probe; None: it passed
         self._doubted_at_s = _NEVER  # a probe sent since must pass ...
         self._doubt_until_s = _NEVER  # ... or this time come; in the past: there is no doubt
+
+    def state(self) -> dict[str, float | int | str | bool | None]:
+        """All that is known, for another process that is to know the same."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_tell"}
+
+    def take_over(self, state: Mapping[str, float | int | str | bool | None]) -> None:
+        """Know what another process knew when it called `state`."""
+        for name, value in state.items():
+            if name != "sound":
+                setattr(self, name, value)
+        self._become(sound=bool(state["sound"]))
 
     def scrape_worked(self, now: float, *, asleep: bool = False, usable: bool = True) -> None:
         """`usable`: the page told something about load."""

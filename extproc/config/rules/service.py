@@ -8,6 +8,7 @@ from extproc.config import pools, wire
 from extproc.config.codes import Finding
 from extproc.config.problems import suggest
 from extproc.config.rules.rule import ERROR, WARNING, Say, rule
+from extproc.config.settings import WORKER_PORTS_APART
 from extproc.config.view import Cluster, View, service_name
 from extproc.endpoint import split_host_port
 
@@ -105,8 +106,8 @@ def ext_proc_streams_low(view: View, say: Say) -> Iterator[Finding]:
     cure="make the cluster's port and node.metadata.extproc.grpc.listen equal",
 )
 def ext_proc_address(view: View, say: Say) -> Iterator[Finding]:
-    if view.settings is None:
-        return
+    if view.settings is None or view.settings.workers > 1:
+        return  # of several, another rule's
     listen = view.settings.grpc.listen
     port = split_host_port(listen, lowest_port=0)[1]
     for cluster in view.services:
@@ -114,6 +115,33 @@ def ext_proc_address(view: View, say: Say) -> Iterator[Finding]:
         if ports and port and port not in ports:  # 0: any free port, as tests have it
             called = ", ".join(str(p) for p in sorted(ports))
             yield say(cluster.node, f"calls port {called}, and the service listens on {listen}", "load_assignment")
+
+
+@rule(
+    "ext-proc-workers",
+    WARNING,
+    why="Each worker is an endpoint of the cluster: one that is not listed gets no requests, and a port without a"
+    " worker refuses them.",
+    cure="list one endpoint for each worker (docs/workers.md), or change workers",
+)
+def ext_proc_workers(view: View, say: Say) -> Iterator[Finding]:
+    if view.settings is None:
+        return
+    listening = set(view.settings.worker_ports)
+    one_more = min(listening) + WORKER_PORTS_APART
+    for cluster in view.services:
+        called = _ports(cluster)
+        # Of one process another rule tells. What is listed beside it may be another service, unless it looks like a
+        # worker that there is not.
+        wrong = called != listening if len(listening) > 1 else listening < called and one_more in called
+        if called and 0 not in listening and wrong:
+            there = "1 process, on port" if len(listening) == 1 else f"{len(listening)} workers, on ports"
+            message = f"calls port {_listed(called)}, and there are {there} {_listed(listening)}"
+            yield say(cluster.node, message.replace("are 1", "is 1"), "load_assignment")
+
+
+def _listed(ports: set[int]) -> str:
+    return ", ".join(str(port) for port in sorted(ports))
 
 
 def _ports(cluster: Cluster) -> set[int]:

@@ -1,0 +1,1 @@
+"""What do several processes lose against one? `python -m bench.workers` says."""

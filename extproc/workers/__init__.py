@@ -1,0 +1,1 @@
+"""Several processes that route as one: workers that Envoy talks to, and a supervisor."""

@@ -1,0 +1,243 @@
+"""`extproc serve --workers 2`, as it is started, without Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.config.settings import WORKER_PORTS_APART
+from tests.support.envoy_wheels import ROOT
+from tests.support.ext_proc_client import BUFFERED, Stream, body, destination, log_batch, pick_id
+from tests.support.metrics_server import MetricsServer
+from tests.support.worker_service import Running, free_ports, kill, runs, serving
+
+
+def chat(prompt: str, **fields: Any) -> Any:
+    document = {"model": "m", "messages": [{"role": "user", "content": prompt}], **fields}
+    return body(json.dumps(document).encode(), first_with_mode=BUFFERED)
+
+
+LONG = "words of a document " * 500
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[MetricsServer]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(MetricsServer().serve()) for _ in range(3)]
+
+
+@pytest.fixture
+async def running(servers: list[MetricsServer], tmp_path: Path) -> AsyncIterator[Running]:
+    async with serving(tmp_path, [server.address for server in servers]) as found:
+        yield found
+
+
+async def picks(running: Running, worker: int, count: int) -> list[tuple[Stream, str, str]]:
+    """Open streams at one worker, each with the server and the id of its pick."""
+    out = []
+    for _ in range(count):
+        stream = running.clients[worker].stream()
+        reply = await stream.ask(chat("hello"))
+        out.append((stream, destination(reply).partition(",")[0], pick_id(reply)))
+    return out
+
+
+async def test_workers_see_each_others_picks_and_ends_and_their_counts_are_summed(
+    running: Running, servers: list[MetricsServer]
+) -> None:
+    """Without a word between them each would send its first three requests to any; the prompt is learned, too."""
+    first = running.clients[0].stream()
+    chosen = destination(await first.ask(chat(LONG))).partition(",")[0]
+
+    async def known() -> bool:
+        return (await running.in_flight())[chosen] == 1
+
+    await running.eventually(known, "the supervisor knows of the pick")
+    assert (await _explained(running))[chosen]["held_tokens"] > 1000
+
+    async def computed() -> bool:
+        return bool((await _explained(running))[chosen]["owed_tokens"] == 0)
+
+    await running.eventually(computed, "by all one knows, the server has computed it")
+    second = running.clients[1].stream()
+    assert destination(await second.ask(chat(LONG + " and a question"))).partition(",")[0] == chosen
+    open_ = await picks(running, 0, 3) + await picks(running, 1, 3)
+
+    async def all_in_flight() -> bool:
+        return sum((await running.in_flight()).values()) == 8
+
+    await running.eventually(all_in_flight, "all are in flight")
+    assert [each["picks"] for each in await _settled(running, 8)] == [4, 4]
+    metrics = await running.metrics()
+    assert metrics["extproc_picks_total"] == metrics["extproc_streams_total"] == 8
+    assert metrics["extproc_endpoint_in_flight_requests"] == metrics["extproc_open_streams"] == 8
+    assert metrics["extproc_decision_seconds_count"] == 8
+    assert metrics["extproc_worker_ready"] == 2
+    assert metrics["extproc_read_picks_total"] == 8
+    for stream in (first, second, *(each for each, _, _ in open_)):
+        assert await stream.end() == "OK"
+
+    async def nothing_in_flight() -> bool:
+        return not any((await running.in_flight()).values()) and (await running.metrics())["extproc_open_streams"] == 0
+
+    await running.eventually(nothing_in_flight, "all have ended")
+    assert len(await running.get("/decisions")) >= 1
+
+
+async def test_a_log_entry_counts_whichever_worker_it_comes_to(running: Running) -> None:
+    (stream, server, pick), *_ = await picks(running, 0, 1)
+    logs = running.clients[1].logs()
+    await logs.write(log_batch((pick, server, 200)))
+
+    async def told() -> bool:
+        recent = (await running.status())["recent"]
+        return bool(recent) and recent[0]["outcome"] == "ok"
+
+    await running.eventually(told, "the supervisor knows how it went")
+    assert (await running.metrics())["extproc_request_outcomes_total"] == 1
+    assert await stream.end() == "OK"
+    await logs.done_writing()
+    await logs
+
+
+async def test_a_drain_over_the_one_admin_port_holds_for_all_workers_at_once_and_can_be_cancelled(
+    running: Running, servers: list[MetricsServer]
+) -> None:
+    """When the answer is there no worker picks the server any more."""
+    drained = servers[0].address
+    async with running.http.post(f"http://{running.admin}/v1/endpoints/{drained}/drain") as answer:
+        assert answer.status == 200
+    for worker in (0, 1):
+        assert drained not in {server for _, server, _ in await picks(running, worker, 6)}
+    async with running.http.delete(f"http://{running.admin}/v1/endpoints/{drained}/drain") as answer:
+        assert answer.status == 200
+    # It is the one with the fewest in flight.
+    assert [server for _, server, _ in await picks(running, 0, 1)] == [drained]
+    assert [server for _, server, _ in await picks(running, 1, 1)] == [drained]
+
+
+async def test_a_worker_that_is_killed_comes_back_and_knows_what_the_others_do(
+    running: Running, servers: list[MetricsServer]
+) -> None:
+    """What it had in flight is kept until its server says that it has nothing of it any more; its picks are counted."""
+    for server in servers:
+        server.running = 5  # while these run
+    other = await picks(running, 0, 2)
+    await picks(running, 1, 3)
+
+    async def all_in_flight() -> bool:
+        return sum((await running.in_flight()).values()) == 5
+
+    await running.eventually(all_in_flight, "all are in flight")
+    before = (await _settled(running, 5))[1]["pid"]
+    kill(before)
+
+    async def back() -> bool:
+        return await running.all_ready() and (await running.workers())[1]["pid"] not in (before, None)
+
+    await running.eventually(back, "another process is worker 1")
+    assert sum((await running.in_flight()).values()) == 5
+    assert (await running.metrics())["extproc_worker_restarts_total"] == 1
+    assert running.said("worker 1")
+    assert running.said("was ended by SIGKILL; of its requests 3 go on; it is started again")
+    for stream, _, _ in other:
+        assert await stream.end() == "OK"
+    for server in servers:
+        server.running = 0
+
+    async def nothing_in_flight() -> bool:
+        return not any((await running.in_flight()).values())
+
+    await running.eventually(nothing_in_flight, "the servers' pages have told that all is over")
+
+    async def picked_again() -> bool:
+        stream = running.clients[1].stream()
+        reply = await stream.ask(chat("again"))
+        return reply is not None and bool(destination(reply))
+
+    await running.eventually(picked_again, "the new process picks")
+
+    async def counted() -> bool:
+        return (await running.metrics())["extproc_picks_total"] >= 6
+
+    await running.eventually(counted, "the picks of both processes are counted")
+    assert running.process.returncode is None
+
+
+async def test_sigterm_ends_all_in_order(servers: list[MetricsServer], tmp_path: Path) -> None:
+    """Cases f03, g09: an open request is waited for, and then all end with status 0."""
+    async with serving(tmp_path, [servers[0].address]) as running:
+        (stream, _, _), *_ = await picks(running, 1, 1)
+        pids = [each["pid"] for each in await running.workers()]
+        running.process.send_signal(signal.SIGTERM)
+
+        async def not_ready() -> bool:
+            async with running.http.get(f"http://{running.admin}/readyz") as answer:
+                return answer.status == 503
+
+        await running.eventually(not_ready, "it is not ready")
+        assert running.process.returncode is None
+        assert await stream.end() == "OK"
+        assert await asyncio.wait_for(running.process.wait(), 30) == 0
+        assert not any(runs(pid) for pid in pids)
+        assert not running.said("ERROR")
+
+
+async def test_workers_without_a_supervisor_end(servers: list[MetricsServer], tmp_path: Path) -> None:
+    async with serving(tmp_path, [servers[0].address]) as running:
+        pids = [each["pid"] for each in await running.workers()]
+        running.process.kill()
+        await running.process.wait()
+        await running.eventually(lambda: not any(runs(pid) for pid in pids), "the workers have ended")
+        assert running.said("the supervisor has gone")
+
+
+async def _explained(running: Running) -> dict[str, Any]:
+    """By server, what the supervisor thinks of sending the document there."""
+    document = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    async with running.http.post(f"http://{running.admin}/explain", json=document) as answer:
+        return {row["address"]: row for row in (await answer.json())["endpoints"]}
+
+
+async def _settled(running: Running, picked: int) -> list[Any]:
+    """The workers, once they have reported so many picks, together."""
+
+    async def reported() -> list[Any]:
+        found = await running.workers()
+        return found if sum(each["picks"] or 0 for each in found) == picked else []
+
+    found: list[Any] = await running.eventually(reported, f"{picked} picks are reported")
+    return found
+
+
+async def test_a_workers_port_that_is_taken_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
+    first = free_ports(2)
+    document = {
+        "workers": 2,
+        "grpc": {"listen": f"127.0.0.1:{first}"},
+        "admin": {"listen": "127.0.0.1:0"},
+        "pools": {"vllm": {"endpoints": [{"address": "127.0.0.1:1"}]}},
+    }
+    path = tmp_path / "extproc.yaml"
+    path.write_text(json.dumps(document))
+    with socket.socket() as other:
+        taken = first + WORKER_PORTS_APART
+        other.bind(("127.0.0.1", taken))
+        other.listen()
+        command = ["-c", "from extproc.cli import main; main()", "serve", "--config", str(path)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asyncio.wait_for(process.communicate(), 60)  # till all who hold the pipe have ended
+    assert process.returncode == 1
+    assert f"extproc: grpc.listen: cannot open 127.0.0.1:{taken}" in said.decode()
+    assert "Traceback" not in said.decode()

@@ -46,7 +46,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=", ".join(ARMS),
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=list(DEFAULT_SEEDS), metavar="N", help="of the draws")
-    parser.add_argument("--seconds", type=_positive, help="of arrivals per cell; unset: each workload's own, 40 to 60")
+    parser.add_argument("--seconds", type=_positive, help="of arrivals per cell; unset: each workload's own, 40 to 120")
     parser.add_argument(
         "--factor",
         type=_positive,

@@ -93,7 +93,7 @@ def test_batches_cover_every_cell_once_and_have_one_workload_and_seed(at_once: i
 
 
 def test_cells_that_are_done_are_left_out() -> None:
-    done = [Cell("W1", OURS, 1, 60.0, 1.0)]
+    done = [Cell("W1", OURS, 1, TIMINGS["W1"].seconds, 1.0)]
     plan = list(batches(["W1"], [OURS, PEER], [1], seconds=None, factor=1.0, at_once=None, done=done))
     assert [[cell.arm for cell in batch.cells] for batch in plan] == [[PEER]]
 

@@ -89,6 +89,10 @@ def init(
             rich_help_panel=_WHAT,
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Processes of extproc, for several cores.", rich_help_panel=_WHAT),
+    ] = 1,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -157,7 +161,8 @@ def init(
         if kubernetes:
             elsewhere = {"server": server, "api-key-file": api_key_file, "servers-file": servers_file, **given}
             _refuse(elsewhere, "does not go with --kubernetes; docs/kubernetes.md tells where it is set there")
-            _refuse({"shape": shape if shape is not Shape.BODY_FIRST else None}, "does not go with --kubernetes")
+            odd = {"shape": shape is not Shape.BODY_FIRST or None, "workers": workers > 1 or None}
+            _refuse(odd, "does not go with --kubernetes")
             _write_manifests(say, out, force, namespace, image, service, models, profile, autoscale)
             return
         _refuse({"namespace": namespace, "image": image, "service": service}, "goes with --kubernetes only")
@@ -174,6 +179,7 @@ def init(
             max_servers=autoscale,
             # extproc may be started in another folder.
             servers_file=None if servers_file is None else str(servers_file.absolute()),
+            workers=workers,
         )
         wish, found = _with_servers(say, wish, server or [], ports, probe)
     except WishError as error:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.envoy
 
 FLEETS = ("10.0.0.1:8000", "[fd00::10]:8000 [::ffff:10.0.0.1]:8001", "vllm-0.example:8000 no:8000 10.0.0.1:8000")
 KINDS = (
-    ["--shape=body-first", "--autoscale=9"],
+    ["--shape=body-first", "--autoscale=9", "--workers=3"],
     ["--shape=headers-then-body", "--model=yes", "--model=org/name:tag"],
     ["--shape=full-duplex", "--profile=session"],
     ["--servers-file=servers.yaml", "--model=m", "--autoscale=9"],

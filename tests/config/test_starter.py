@@ -62,6 +62,7 @@ def combinations() -> list[dict[str, Any]]:
         "api_key_file": KEY_FILES,
         "profile": [*PROFILES, None],
         "max_servers": [None, 12],
+        "workers": [1, 3],
         "shape": shapes,
     }
     rng = random.Random(6)
@@ -108,7 +109,9 @@ def test_the_check_passes_on_what_is_written_and_it_says_what_was_wished(
     assert at(document["admin"]) == wish.ports["envoy-admin"]
     clusters = {each["name"]: each for each in document["static_resources"]["clusters"]}
     called = clusters["extproc"]["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    assert [at(each["endpoint"]) for each in called] == [wish.ports["grpc"].from_here]
+    first = wish.ports["grpc"].from_here
+    assert [at(each["endpoint"]) for each in called] == [Place(first.host, p) for p in settings.worker_ports]
+    assert settings.workers == wish.workers
 
 
 def at(holder: dict[str, Any]) -> Place:
@@ -274,6 +277,8 @@ def test_usual_ports_give_way_to_a_server_on_this_machine() -> None:
     [
         ({"profile": "cache-awre"}, "profile", 'unknown "cache-awre"; did you mean "cache-aware"?'),
         ({"max_servers": 1}, "autoscale", "1 is less than the 2 servers given"),
+        ({"workers": 2, "ports": {"admin": Place("127.0.0.1", 9012)}}, "admin", "127.0.0.1:9012 is the port of --grpc"),
+        ({"workers": 2, "ports": {"grpc": Place("127.0.0.1", 65530)}}, "grpc", "leaves no ports for 2 workers"),
         ({"shape": Shape.FULL_DUPLEX, "servers_file": "/s"}, "servers-file", "goes with --shape body-first only"),
     ],
 )

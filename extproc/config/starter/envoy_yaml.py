@@ -17,6 +17,7 @@ _OURS = ("node", "metadata", "extproc")
 _POOL = ("static_resources", "clusters", "vllm")
 _SERVICE = ("static_resources", "clusters", "extproc")
 _ENDPOINTS = ("load_assignment", "endpoints", 0, "lb_endpoints")
+_BETWEEN = "\n        - "  # two endpoints
 
 
 def source(wish: Wish) -> str:
@@ -33,13 +34,18 @@ def envoy_yaml(shipped: str, wish: Wish, name: str, version: str) -> str:
     patch = Patch(shipped[_body(shipped) :])
     ports = wish.ports
     patch.value(_quoted(ports["grpc"].text), *_OURS, "grpc", "listen")
-    patch.value(_quoted(ports["admin"].text), *_OURS, "admin", "listen")
+    if wish.workers == 1:
+        patch.value(_quoted(ports["admin"].text), *_OURS, "admin", "listen")
+    else:
+        listen = f"{{listen: {_quoted(ports['admin'].text)}}}"
+        patch.rest_of_line(f"{listen}\n      workers: {wish.workers}       # docs/workers.md", *_OURS, "admin")
     if wish.profile is not None:
         patch.rest_of_line(f"{_quoted(wish.profile)}     # docs/routing.md", *_OURS, "scheduling", "profile")
     _pool(patch, wish)
     _address(patch, ports["envoy-admin"], "admin")
     _address(patch, ports["listen"], "static_resources", "listeners", 0)
-    _address(patch, ports["grpc"].from_here, *_SERVICE, *_ENDPOINTS, 0, "endpoint")
+    called = [f"endpoint: {{address: {{socket_address: {_socket(each.from_here)}}}}}" for each in wish.worker_places]
+    patch.items(_BETWEEN.join(called), *_SERVICE, *_ENDPOINTS)
     if wish.servers_file is None:
         _servers(patch, wish)
     return _header(wish, name, version) + patch.text()
@@ -68,7 +74,7 @@ def _servers(patch: Patch, wish: Wish) -> None:
         f"endpoint: {{address: {{socket_address: {_socket(each)}}}}}{options if wish.models else ''}"
         for each in wish.servers
     ]
-    patch.items("\n        - ".join(items), *_POOL, *_ENDPOINTS)
+    patch.items(_BETWEEN.join(items), *_POOL, *_ENDPOINTS)
 
 
 def _pool(patch: Patch, wish: Wish) -> None:

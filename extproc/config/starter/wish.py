@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from extproc.config.problems import suggest
+from extproc.config.settings import WORKER_PORTS_APART
 from extproc.config.starter.place import Place
 from extproc.scheduling.profiles import PROFILES
 
@@ -20,6 +21,7 @@ class Shape(StrEnum):
     FULL_DUPLEX = "full-duplex"
 
 
+_LAST_PORT = 65535
 USUAL = {
     "listen": Place("0.0.0.0", 8080),
     "grpc": Place("127.0.0.1", 9002),
@@ -49,6 +51,7 @@ class Wish:
     api_key_file: str | None = None  # of the servers
     max_servers: int | None = None  # set: the pool is told how many servers it should have
     servers_file: str | None = None  # set: the servers stand there, and are followed
+    workers: int = 1  # processes of extproc that answer Envoy
 
     def __post_init__(self) -> None:
         if self.profile is not None and self.profile not in PROFILES:
@@ -57,13 +60,22 @@ class Wish:
             raise WishError("autoscale", f"{self.max_servers} is less than the {len(self.servers)} servers given")
         if self.servers_file is not None and self.shape is not Shape.BODY_FIRST:
             raise WishError("servers-file", f"goes with --shape {Shape.BODY_FIRST} only; leave one of both out")
-        for (name, one), (other, two) in combinations(self.ports.items(), 2):
+        opened = [*self.ports.items(), *(("grpc", place) for place in self.worker_places[1:])]
+        for (name, one), (other, two) in combinations(opened, 2):
             if one.clashes(two):
                 raise WishError(name, f"{one.text} is the port of --{other} too; choose another for one of them")
-        for name, place in self.ports.items():
+        for name, place in opened:
             for each in self.servers:
                 if place.clashes(each):
                     raise WishError(name, f"{place.text} is the port of server {each.text}; choose another")
+        if self.worker_places[-1].port > _LAST_PORT:
+            raise WishError("grpc", f"leaves no ports for {self.workers} workers, {WORKER_PORTS_APART} apart")
+
+    @property
+    def worker_places(self) -> tuple[Place, ...]:
+        """Where each worker listens."""
+        first = self.ports["grpc"]
+        return tuple(Place(first.host, first.port + WORKER_PORTS_APART * number) for number in range(self.workers))
 
     @property
     def by_name(self) -> bool:

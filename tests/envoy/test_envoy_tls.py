@@ -71,12 +71,15 @@ async def test_picks_are_followed_over_tls(start: Any, folder: Path, shape: str,
 def _mismatch(folder: Path, kind: str) -> Callable[[Any], None]:
     mutual = kind == "no certificate of Envoy"
     service, envoy = _tls(folder, envoy=False, mutual=mutual), _tls(folder, service=False)
+    newer = kind == "TLS 1.3 alone"
 
     def change(config: Any) -> None:
         if kind != "envoy only":
             service(config)
         if kind != "service only":
             envoy(config)
+        if newer:
+            envoy_config.settings_of(config)["grpc"]["tls"]["min_version"] = "1.3"
         if kind == "no ALPN":
             context = envoy_config.cluster(config, "extproc")["transport_socket"]["typed_config"]
             del context["common_tls_context"]["alpn_protocols"]
@@ -84,7 +87,7 @@ def _mismatch(folder: Path, kind: str) -> Callable[[Any], None]:
     return change
 
 
-@pytest.mark.parametrize("kind", ["service only", "envoy only", "no certificate of Envoy", "no ALPN"])
+@pytest.mark.parametrize("kind", ["service only", "envoy only", "no certificate of Envoy", "no ALPN", "TLS 1.3 alone"])
 async def test_a_mismatch_looks_like_a_dead_service(start: Any, folder: Path, kind: str) -> None:
     """Case a20: gRPC status 14 for each request in Envoy's log, and all are served by the fallback policy."""
     stack: Stack = await start(change=_mismatch(folder, kind), await_used=False)
@@ -100,3 +103,19 @@ async def test_a_mismatch_looks_like_a_dead_service(start: Any, folder: Path, ki
         return sum("Received gRPC error on stream: 14" in line for line in stack.log) == 10
 
     await eventually(logged, "Envoy's log names status 14 for each")
+
+
+@pytest.mark.newest_only
+async def test_tls_1_3_alone_needs_an_envoy_that_offers_it(start: Any, folder: Path) -> None:
+    """As docs/security.md says: to its clusters Envoy offers 1.2 by default."""
+
+    def change(config: Any) -> None:
+        _tls(folder, mutual=True)(config)
+        envoy_config.settings_of(config)["grpc"]["tls"]["min_version"] = "1.3"
+        context = envoy_config.cluster(config, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
+        context["tls_params"] = {"tls_maximum_protocol_version": "TLSv1_3"}
+
+    stack: Stack = await start(change=change)
+    assert [(await stack.request()).status for _ in range(3)] == [200] * 3
+    assert await stack.picks() == 3
+    assert (await stack.stats())["cluster.extproc.ssl.versions.TLSv1.3"] >= 1

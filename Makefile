@@ -49,7 +49,7 @@ check: $(STAMP) docs ## format, lint, types, import contracts, the documentation
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(STAMP)   ## the documentation as a site, in site/; a dead link is an error
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict       # not --quiet: it takes the warnings away before they can count
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(STAMP) ## the same on http://127.0.0.1:8000, while you write

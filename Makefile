@@ -47,9 +47,10 @@ check: $(STAMP) docs ## format, lint, types, import contracts, the documentation
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Without --quiet, which takes the warnings away before --strict can count them.
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(STAMP)   ## the documentation as a site, in site/; a dead link is an error
-	$(BIN)/mkdocs build --strict       # not --quiet: it takes the warnings away before they can count
+	$(BIN)/mkdocs build --strict
 
 docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs-serve: $(STAMP) ## the same on http://127.0.0.1:8000, while you write

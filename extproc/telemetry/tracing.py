@@ -17,6 +17,7 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple, Protocol
 
+from extproc.bug_log import log_bug
 from extproc.config.tracing_settings import TracingSettings
 from extproc.decision import Decision
 from extproc.note import Note
@@ -160,8 +161,8 @@ class Traces:
             batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
             try:
                 good = self._sender.send(batch)
-            except Exception:
-                log.exception("bug in the export of traces; %d spans are lost", len(batch))
+            except Exception as error:
+                log_bug(log, f"bug in the export of traces; {len(batch)} spans are lost", error)
                 good = False
             if good:
                 self._exported += len(batch)

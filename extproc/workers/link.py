@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import cast
 
 from extproc import __version__
+from extproc.bug_log import log_bug
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +131,8 @@ class Link(asyncio.Protocol):
         try:
             for kind, payload in self._frames.feed(data):
                 self._receive(kind, payload)
-        except Exception:
-            log.exception("a process of this service said what cannot be understood: its connection is cut")
+        except Exception as error:
+            log_bug(log, "a process of this service said what cannot be understood: its connection is cut", error)
             self.cut()
 
     def connection_lost(self, exc: Exception | None) -> None:

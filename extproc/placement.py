@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from xxhash import xxh3_64_intdigest
-
 from extproc.affinity.bound import bounded
-from extproc.affinity.conversations import Conversations
+from extproc.affinity.conversations import Conversations, number_of
 from extproc.affinity.ring import Ring
 from extproc.affinity.stored import StoredResponses
 from extproc.openai.understand import SESSION_FIELDS, understand
@@ -49,6 +47,7 @@ class Placed:
     request: InferenceRequest | None = None  # None: the profile does not read bodies
     blocks: PromptBlocks = NOTHING
     work: Work = UNKNOWN
+    conversation: int | None = None  # the number of its session key; None: it has none, or it was not read
     loads: Sequence[float] = ()  # in flight by weight, by candidate; only for By.PREFIX and By.SESSION
     costs_s: Sequence[float] = ()  # by candidate; only for By.FIRST_TOKEN
     load_costs: Sequence[Cost] = ()  # by candidate; only for By.LOAD
@@ -157,22 +156,24 @@ class Placement:
         """The order by the first way of the profile that has what it needs."""
         blocks, prompt_tokens = self.cut(request)
         held = match_prompt(self.index, blocks, self._mask, TOKENS_UP_TO) if blocks.hashes else {}
-        session = request.session_key
-        to_come = 0.0 if session is None else self.conversations.to_come(session)
-        work = Work(prompt_tokens, held, session is not None, to_come)
+        conversation = None if request.session_key is None else number_of(request.session_key)
+        to_come = 0.0 if conversation is None else self.conversations.to_come(conversation)
+        work = Work(prompt_tokens, held, conversation is not None, to_come)
         for by in profile.ways:
             if by is By.FIRST_TOKEN and request.no_prompt is None:
                 complete = len(candidates) == len(self._pool.members)
                 costs_s = first_token_s(candidates, work, now, complete=complete)
-                drawn_by, draw_key = _draw_key(request, blocks, work)
+                drawn_by, draw_key = _draw_key(conversation, blocks, work)
                 order = cheapest_s(costs_s, candidates, count, rng, draw_key)
-                return Placed(order, by, request, blocks, work, costs_s=costs_s, drawn_by=drawn_by)
+                return Placed(order, by, request, blocks, work, conversation, costs_s=costs_s, drawn_by=drawn_by)
             key = self._key(by, request, blocks)
             if key is not None:
                 loads = [member.load for member in candidates]
-                return Placed(self._by_key(key, candidates, loads, count), by, request, blocks, work, loads)
+                order = self._by_key(key, candidates, loads, count)
+                return Placed(order, by, request, blocks, work, conversation, loads)
         costs = least_loaded(candidates, now)
-        return Placed(cheapest(costs, count, rng), By.LOAD, request, blocks, work, load_costs=costs)
+        order = cheapest(costs, count, rng)
+        return Placed(order, By.LOAD, request, blocks, work, conversation, load_costs=costs)
 
     def learn(self, placed: Placed, member: Member, now: float) -> None:
         """The request went there: the server will hold its prompt, and perhaps its response."""
@@ -183,8 +184,8 @@ class Placement:
             self._untaught = member.slot, placed.blocks
         if request is None:
             return
-        if request.session_key is not None:
-            self.conversations.add(request.session_key)
+        if placed.conversation is not None:
+            self.conversations.add(placed.conversation)
         if request.stores:
             if placed.by is By.STORED and request.response_id is not None:
                 self.stored.put(request.response_id, member, now)  # who asks again and again is not forgotten
@@ -231,7 +232,7 @@ class Placement:
         return rates[len(rates) // 2] if rates else None
 
 
-def _draw_key(request: InferenceRequest, blocks: PromptBlocks, work: Work) -> tuple[By | None, int | None]:
+def _draw_key(conversation: int | None, blocks: PromptBlocks, work: Work) -> tuple[By | None, int | None]:
     """What equal servers are ordered by: the conversation or user, else the prompt's first blocks.
 
     Only for a beginning: where all servers hold what all requests begin with, one order for all of them would have
@@ -239,8 +240,8 @@ def _draw_key(request: InferenceRequest, blocks: PromptBlocks, work: Work) -> tu
     """
     if not work.begins_something:
         return None, None
-    if request.session_key is not None:
-        return By.SESSION, xxh3_64_intdigest(request.session_key.encode("utf-8", "backslashreplace"))
+    if conversation is not None:
+        return By.SESSION, conversation
     hashes = blocks.hashes
     return (By.PREFIX, hashes[min(KEY_BLOCKS, len(hashes)) - 1]) if hashes else (None, None)
 

@@ -196,6 +196,7 @@ class Router:
         placement.learn(placed, named[0], now)
         if placed.blocks.hashes:
             reservation.prompt = placed.blocks
+        reservation.conversation = placed.conversation
         if placed.request is not None:
             reservation.max_tokens = placed.request.max_tokens
         if pick.stores and placed.request is not None:
@@ -280,6 +281,7 @@ class Router:
         uncached_tokens: float | None,
         held_ratio: float,
         prompt: Prompt | None,
+        conversation: int | None,
         max_tokens: int | None,
         response_id: str | None,
         charged: bool = True,
@@ -293,6 +295,8 @@ class Router:
         placement = self.placements[pool]
         if prompt is not None:
             placement.learn_prompt(prompt, member)
+        if conversation is not None:
+            placement.conversations.add(conversation)
         if response_id is not None:
             placement.stored.put(response_id, member, at_s)
         if not charged:

@@ -16,8 +16,13 @@ PRIOR_TURNS, PRIOR_CONVERSATIONS = 2.0, 2.0  # a guess, soon outweighed
 _KEEP = 0.5 ** (1.0 / HALF_LIFE)
 
 
+def number_of(key: str) -> int:
+    """What stands for a key: 64 bits, the same in all processes."""
+    return xxh3_64_intdigest(key.encode("utf-8", "backslashreplace"))
+
+
 class Conversations:
-    """The conversations of one pool, by their keys."""
+    """The conversations of one pool, by the numbers of their keys."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -30,13 +35,13 @@ class Conversations:
         """Requests of a conversation, at least 1."""
         return self._requests / self._begun
 
-    def to_come(self, key: str) -> float:
+    def to_come(self, number: int) -> float:
         """Requests to expect after this one where it is the first of its conversation; 0 for a later one."""
-        return 0.0 if _number(key) in self._known else self._requests / self._begun - 1.0
+        return 0.0 if number in self._known else self._requests / self._begun - 1.0
 
-    def add(self, key: str) -> None:
-        """A request with this key was placed."""
-        number, known = _number(key), self._known
+    def add(self, number: int) -> None:
+        """A request of this conversation was placed."""
+        known = self._known
         self._requests += 1.0
         if number in known:
             del known[number]
@@ -46,7 +51,3 @@ class Conversations:
             if len(known) >= self._kept:
                 del known[next(iter(known))]
         known[number] = None
-
-
-def _number(key: str) -> int:
-    return xxh3_64_intdigest(key.encode("utf-8", "backslashreplace"))

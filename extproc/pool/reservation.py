@@ -29,6 +29,7 @@ class Reservation:
     __slots__ = (
         "charged_at_s",
         "completion",
+        "conversation",
         "detached",
         "ended_at_s",
         "judged",
@@ -73,6 +74,7 @@ class Reservation:
         self.prompt: Prompt | None = None  # for whoever serves it; None: unknown, or nobody can be told any more
         self.left: tuple[Member, ...] = ()  # those it was on before `member`
         self.judged: tuple[Member, ...] = ()  # servers whose failure at this request has counted already
+        self.conversation: int | None = None  # the number of its session key; None: it has none
         self.max_tokens: int | None = None  # upper bound on what is generated; None: not known
         self.response_id: str | None = None  # of the response that the server keeps; None: not known, or none
         if uncached_tokens is not None:

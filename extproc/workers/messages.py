@@ -35,6 +35,7 @@ class Picked:
     at_s: float  # monotonic clock, which is one for all processes of a machine
     uncached_tokens: float | None
     held_ratio: float  # the part of its prompt that the server holds, 0 to 1
+    conversation: int | None  # the number of its session key
     max_tokens: int | None
     response_id: str | None
     stores: bool
@@ -113,6 +114,7 @@ def encode(messages: Iterable[Message]) -> bytes:
                         each.at_s,
                         each.uncached_tokens,
                         each.held_ratio,
+                        each.conversation,
                         each.max_tokens,
                         None if each.response_id is None else plain(each.response_id),
                         each.stores,
@@ -191,22 +193,8 @@ def _decoded(data: bytes) -> list[Message]:
 
 
 def _picked(row: list[Any], prompt: Callable[[int], Sequence[int]]) -> Picked:
-    pick_id, pool, hosts, uid, path, at_s, uncached, held, max_tokens, response_id, stores, count, mark = row
-    return Picked(
-        pick_id,
-        pool,
-        tuple([address(host) for host in hosts]),
-        uid,
-        path,
-        at_s,
-        uncached,
-        held,
-        max_tokens,
-        response_id,
-        stores,
-        prompt(count),
-        mark,
-    )
+    pick_id, pool, hosts, uid, *between, count, mark = row
+    return Picked(pick_id, pool, tuple([address(host) for host in hosts]), uid, *between, prompt(count), mark)
 
 
 @lru_cache(maxsize=4096)  # a fleet's few addresses come again and again

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.affinity.conversations import number_of
 from extproc.decision import Completion, Outcome, Pick
 from extproc.endpoint import Endpoint
 from extproc.pool.pool import Pool
@@ -114,6 +115,15 @@ def test_a_pick_counts_and_teaches_in_every_process() -> None:
     one.end(pick, 2.0)
     tell((one, other), 2.01)
     assert other.open_count == 1  # its own
+
+
+def test_a_conversation_that_began_in_one_process_has_begun_in_all() -> None:
+    one, other = Process(1), Process(2)
+    one.pick(prompt(1), 1.0, user="chat-1")
+    tell((one, other), 1.01)
+    for each in (one, other):
+        conversations = each.router.placements["vllm"].conversations
+        assert conversations.to_come(number_of("chat-1")) == 0.0 < conversations.to_come(number_of("chat-2"))
 
 
 def test_what_the_access_log_tells_one_counts_in_all() -> None:
@@ -322,13 +332,14 @@ def test_every_message_survives_the_wire() -> None:
             1.5,
             300.0,
             0.5,
+            2**64 - 1,
             16,
             "r-1",
             True,
             [1, 2**64 - 1],
             7,
         ),
-        Picked("ab-2", "vllm", (address(1),), None, "/v1/x", 1.5, None, 0.0, None, None, False, [3], None),
+        Picked("ab-2", "vllm", (address(1),), None, "/v1/x", 1.5, None, 0.0, None, None, None, False, [3], None),
         Taught("vllm", address(2), None, [9, 8], None),
         Ended("ab-1"),
         Completed(Completion("ab-1", address(1), True, 200, ("flag",), "via", 2, 0.5, 0.1, "vllm", False)),

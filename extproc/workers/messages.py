@@ -194,7 +194,7 @@ def _decoded(data: bytes) -> list[Message]:
 
 def _picked(row: list[Any], prompt: Callable[[int], Sequence[int]]) -> Picked:
     pick_id, pool, hosts, uid, *between, count, mark = row
-    return Picked(pick_id, pool, tuple([address(host) for host in hosts]), uid, *between, prompt(count), mark)
+    return Picked(*[pick_id, pool, tuple([address(host) for host in hosts]), uid, *between, prompt(count), mark])
 
 
 @lru_cache(maxsize=4096)  # a fleet's few addresses come again and again

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import typer
 import yaml
 
+from extproc.admin.guard import TOKEN_VARIABLE
 from extproc.cli.main import app
 from extproc.config.settings import Settings
 from tests.support.compose import COMPOSE, ENVOY, FILE, SERVICES, mounts, volumes
@@ -32,6 +34,7 @@ PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml")
 GRAFANA = ROOT / "deploy" / "grafana"
 
 
+@cache
 def options(service: str) -> dict[str, Any]:
     """The command's options, as the command line itself reads them; it raises on one that does not exist."""
     name, *args = SERVICES[service]["command"]
@@ -157,6 +160,11 @@ def test_everything_shares_envoys_network_since_all_its_addresses_are_loopback_o
         assert "ports" not in SERVICES[name], name
 
 
+def test_actions_want_the_token_of_who_started_it() -> None:
+    """Without a value the variable is passed on from the shell, or not set at all."""
+    assert SERVICES["extproc"]["environment"] == [TOKEN_VARIABLE]
+
+
 def test_docker_kills_the_service_only_after_it_has_had_its_time() -> None:
     settings = Settings.model_validate(ENVOY["node"]["metadata"]["extproc"])
     needed_s = settings.shutdown_notice_s + settings.shutdown_grace_s
@@ -204,9 +212,10 @@ class TestGrafana:
         return dict(provider)
 
     def test_its_folders_are_mounted_where_it_reads_them(self) -> None:
-        assert mounts("grafana")["/etc/grafana/provisioning"] == GRAFANA / "provisioning"
-        # Only these are looked into, and each file has to say which version of the format it is.
-        assert {path.name for path in (GRAFANA / "provisioning").iterdir()} == {"datasources", "dashboards"}
+        for folder in (GRAFANA / "provisioning").iterdir():
+            assert folder.name in ("datasources", "dashboards")
+            assert mounts("grafana")[f"/etc/grafana/provisioning/{folder.name}"] == folder
+        # Each file has to say which version of the format it is.
         files = [yaml.safe_load(path.read_text()) for path in (GRAFANA / "provisioning").glob("*/*")]
         assert [file["apiVersion"] for file in files] == [1, 1]
 
@@ -279,6 +288,8 @@ class TestTheImage:
         assert str(options("extproc")["envoy"]) == "/etc/extproc/envoy.yaml"
 
 
+@pytest.mark.envoy
+@pytest.mark.slow
 def test_its_commands_work_together() -> None:
     """With real Envoy and real Prometheus, on the shipped ports, in a network of their own."""
     prometheus = program("prometheus", "prometheus")

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from extproc.admin.guard import TOKEN_VARIABLE
 from extproc.config.check import check
 from extproc.config.load import load
 from extproc.config.manifests.check import check_manifests
@@ -227,6 +228,14 @@ def test_every_image_is_of_one_exact_version() -> None:
     )
     assert images["gateway"].removeprefix("envoyproxy/envoy:v") in ENVOY_VERSIONS
     assert re.fullmatch(r"vllm/vllm-openai:v\d+\.\d+\.\d+", images["vllm"])
+
+
+def test_actions_want_the_token_that_the_manual_makes_and_without_it_all_else_works() -> None:
+    (variable,) = container_of("extproc")["env"]
+    secret = variable["valueFrom"]["secretKeyRef"]
+    assert (variable["name"], secret["optional"]) == (TOKEN_VARIABLE, True)
+    manual = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in manual
 
 
 @pytest.mark.parametrize("name", ["extproc", "gateway"])

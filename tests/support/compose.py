@@ -23,7 +23,7 @@ import aiohttp
 import yaml
 
 from tests.cli.command import ENTRY
-from tests.support.envoy_wheels import OLDEST_AND_NEWEST, ROOT, binary
+from tests.support.envoy_wheels import ROOT, binary
 from tests.support.waiting import eventually
 
 FILE = ROOT / "docker-compose.yml"
@@ -71,7 +71,7 @@ def _loopback_up() -> None:
 async def _run(prometheus: str) -> dict[str, Any]:
     python = [sys.executable, "-c", ENTRY]
     programs = {
-        "envoyproxy/envoy": [str(binary(OLDEST_AND_NEWEST[-1])), "--log-level", "error"],
+        "envoyproxy/envoy": [str(binary(SERVICES["envoy"]["image"].partition(":v")[2])), "--log-level", "error"],
         "vllm-extproc": python,
         "prom/prometheus": [prometheus, "--log.level=error"],
     }

@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, Cell
-from extproc.sim.scaling.scenarios import COLD_START, MOST, POLICIES, SCENARIOS, TARGET_S, at_knee, profile
+from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, NO_FORESIGHT, Cell
+from extproc.sim.scaling.scenarios import COLD_START, LARGE, POLICIES, SCENARIOS, SMALL, Fleet, at_knee, profile
 
 AIM = 1.2  # of the clairvoyant's replica-hours
+_BOUNDS = (CLAIRVOYANT, NO_FORESIGHT)
 
-
+_LARGE = (
+    "## A larger fleet\n",
+    "Two to nine servers are few: one more is a third of the cost, and whole servers decide much. Here is four times"
+    " the load, on servers half as fast with twice the target, and an HPA without tolerance, as the manifests that ship"
+    " have it ([why](../autoscale-kubernetes.md#windows-policies-tolerance)).\n",
+)
 _WHY = (
     "## Why it costs what it costs\n",
+    "- *What nobody knows.* A server that is asked for when the load is there comes two minutes and more too late. Who"
+    " knows what will come has few servers until the minute before, and many in it; who does not must have had room"
+    " before, or be late. `no-foresight` is the clairvoyant without foresight: it knows the load of each minute"
+    " exactly, but when it is over, and gives servers back at once. It is no limit of what can be done, only of what"
+    " its kind of rule can; the table above says what foresight alone is worth to it.",
+    "- *Jumps.* Where the load jumps by half, in a fleet whose whole servers happen to leave no such room, requests"
+    " queue until the cold start is over, whatever asks for servers. `design_growth_per_s2` and `min_replicas` buy"
+    " that room, and cost it all day. Here they are not set.",
     "- *The way down.* A server goes when the load would fit on the others at 0.7 of the thresholds, for five minutes,"
     " one at a time. While a load falls, that is up to 1/0.7 of what it needs and one server more. It is the price of"
     " not turning round, and of the headroom that bursts meet.",
-    "- *One server's knee.* A fleet bears more for each server than one alone, since a queue may use any: at the knee"
-    " of the load test it is well below the target, and the clairvoyant's factor finds how far. The thresholds are"
-    " those of one server, as the load test has them.",
-    "- *Chance.* At a few requests a second a minute's count is off by some per cent, and what was asked for by chance"
-    " stays for five minutes. A larger `window_s` is calmer, and later.",
+    "- *One server's knee.* A fleet bears more for each server than one alone, since a queue may use any; how much, the"
+    " factor of the clairvoyant shows. Thresholds that count on it leave no room for bursts"
+    " ([tried](../decisions/what-a-server-more-takes.md)).",
     "- The clairvoyant stands at the edge: a few per cent more load than it knew, and its requests queue. No rule that"
     " does not know the load can stand there.\n",
 )
@@ -31,6 +43,8 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
     told = ", ".join(str(seed) for seed in seeds)
     of_seeds = "Seed" if len(seeds) == 1 else "Means over seeds"
     knee = at_knee()
+    names = list(dict.fromkeys(cell.scenario for cell in cells))
+    large = [name for name in names if SCENARIOS[name].fleet is LARGE]
     out = [
         "# Autoscaling in simulation\n",
         "**This is simulation, not measurement.** The service's own router and recommender over simulated vLLM engines,"
@@ -39,39 +53,53 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         " `extproc simulate --autoscale day` ([how](../simulate.md#a-fleet-that-follows-its-load)).\n",
         "## What the figures rest on\n",
         "- Target: the first token within"
-        f" {TARGET_S:g} s. *In target* is the part of all requests that met it, those of cold starts and queues"
+        f" {SMALL.target_s:g} s. *In target* is the part of all requests that met it, those of cold starts and queues"
         " included.",
         f"- One server's load test, in virtual time, has its knee at {profile().knee_per_s:.3g} requests/s; there"
         f" {knee.waiting:.2f} requests wait and {knee.running:.0f} run on average, and KV usage is"
         f" {knee.kv_usage_ratio:.0%}. All thresholds are of this test.",
         f"- A cold start takes {COLD_START.total_s():.0f} s, 10 % more or less; an HPA looks every 15 s, with a"
-        f" tolerance of 10 %; at most {MOST} servers. Replica-hours count from when a server is asked for until it is"
-        " gone, starting and draining included. A server that goes is drained, whoever asks.",
+        f" tolerance of {SMALL.tolerance:.0%}; at most {SMALL.most} servers. Replica-hours count from when a server is"
+        " asked for until it is gone, starting and draining included. A server that goes is drained, whoever asks.",
         "- `ours` has the default settings and the profile. The others have Kubernetes' and KEDA's defaults: down to"
         " the most that was asked for in 300 s, several at once. Their gauges are means over a minute, which is kinder"
         " than one reading.",
         "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
         " fills at the knee, times one factor, the smallest with which"
         f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",
-        f"{of_seeds} {told}. In bold: what has {ATTAINED:.0%} in target for at most {AIM:g} of the bound's"
-        " replica-hours.\n",
+        f"{of_seeds} {told}; the recommender was made with seed 1, and saw no other. In bold: what has {ATTAINED:.0%}"
+        f" in target for at most {AIM:g} of the bound's replica-hours.\n",
         "![Servers, load and time to first token over time](autoscale.png)\n",
+        "| policy | |\n|---|---|",
+        *(f"| `{policy}` | {POLICIES[policy]} |" for policy in dict.fromkeys(cell.policy for cell in cells)),
+        "",
     ]
-    for name in dict.fromkeys(cell.scenario for cell in cells):
+    for name in names:
+        if large and name == large[0]:
+            out += [*_LARGE, _said(LARGE)]
         out += _scenario(name, [cell for cell in cells if cell.scenario == name])
-    out += ["## What ours wins and loses\n", *_verdicts(cells), "", *_WHY]
+    out += ["## What ours wins and loses\n", *_verdicts(cells), ""]
+    out += ["## What foresight is worth\n", *_foresight(cells), "", *_WHY]
     return "\n".join(out)
 
 
+def _said(fleet: Fleet) -> str:
+    return (
+        f"Target: the first token within {fleet.target_s:g} s. One server's knee is at"
+        f" {profile(fleet=fleet).knee_per_s:.3g} requests/s. At most {fleet.most} servers.\n"
+    )
+
+
 def _scenario(name: str, cells: Sequence[Cell]) -> Iterator[str]:
-    yield f"## {name}: {SCENARIOS[name].words}\n"
+    mark = "###" if SCENARIOS[name].fleet is LARGE else "##"
+    yield f"{mark} {name}: {SCENARIOS[name].words}\n"
     yield f"About {fmean(cell.requests for cell in cells):,.0f} requests.\n"
     yield "| policy | in target | TTFT p99 | replica-hours | of the bound | reversals |\n|---|--:|--:|--:|--:|--:|"
     for policy in dict.fromkeys(cell.policy for cell in cells):
         of = [cell for cell in cells if cell.policy == policy]
         attained, hours, ratio = _means(of)
-        meets = attained >= ATTAINED and ratio is not None and ratio <= AIM and policy != CLAIRVOYANT
-        mark = "**" if meets else ""
+        meets = attained >= ATTAINED and ratio is not None and ratio <= AIM and policy not in _BOUNDS
+        bold = "**" if meets else ""
         texts = [
             f"{100 * attained:.2f} %",
             f"{fmean(cell.ttft_p99_s for cell in of):.2f} s",
@@ -79,12 +107,8 @@ def _scenario(name: str, cells: Sequence[Cell]) -> Iterator[str]:
             "" if ratio is None else f"{ratio:.2f}",
             f"{fmean(cell.reversals for cell in of):g}",
         ]
-        yield f"| {policy} | " + " | ".join(f"{mark}{text}{mark}" for text in texts) + " |"
+        yield f"| {policy} | " + " | ".join(f"{bold}{text}{bold}" for text in texts) + " |"
     yield ""
-    if name == "day":
-        yield "| policy | |\n|---|---|"
-        yield from (f"| `{policy}` | {POLICIES[policy]} |" for policy in dict.fromkeys(cell.policy for cell in cells))
-        yield ""
 
 
 def _means(cells: Sequence[Cell]) -> tuple[float, float, float | None]:
@@ -102,7 +126,7 @@ def _verdicts(cells: Sequence[Cell]) -> Iterator[str]:
     for name in dict.fromkeys(cell.scenario for cell in cells):
         ours, hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, "ours")])
         for policy in dict.fromkeys(cell.policy for cell in cells):
-            if policy in ("ours", CLAIRVOYANT):
+            if policy in ("ours", *_BOUNDS):
                 continue
             its, its_hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, policy)])
             better, cheaper = ours >= its, hours <= its_hours
@@ -113,3 +137,17 @@ def _verdicts(cells: Sequence[Cell]) -> Iterator[str]:
                 (False, False): "**worse and dearer**",
             }[better, cheaper]
             yield f"| {name} | {policy} | {100 * (ours - its):+.2f} points | {hours / its_hours:.2f} | {word} |"
+
+
+def _foresight(cells: Sequence[Cell]) -> Iterator[str]:
+    """What the clairvoyant would pay without it, and what ours pays beside that."""
+    yield "| scenario | no-foresight of the bound | ours of no-foresight | ours, in target |\n|---|--:|--:|--:|"
+    for name in dict.fromkeys(cell.scenario for cell in cells):
+        attained, hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, "ours")])
+        without = [cell for cell in cells if (cell.scenario, cell.policy) == (name, NO_FORESIGHT)]
+        if not without:
+            yield f"| {name} | none of its plans does | | {100 * attained:.2f} % |"
+            continue
+        _, its_hours, ratio = _means(without)
+        worth = "" if ratio is None else f"{ratio:.2f}"
+        yield f"| {name} | {worth} | {hours / its_hours:.2f} | {100 * attained:.2f} % |"

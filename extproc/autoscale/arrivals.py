@@ -8,18 +8,22 @@ them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import sqrt
 
-from extproc.autoscale.growth import slope
+from extproc.autoscale.growth import jumps, slope
 from extproc.autoscale.known import Measured, known
 from extproc.autoscale.reading import Offered
 
 PARTS = 6  # of a window: the points of the growth
 _MOST_MARKS = 1024
 _GROWTH_POINTS = 24  # at most: more cost time and tell little
-_QUARTERS = 4  # a step can stand in two of the three rises between them, and not in all
+_GROWTH_WINDOWS = 5  # at least, of which a growth is read
+_WINDOWS = 3  # at most, over which what does not change is counted
+_CHANCE = 2.5  # standard deviations: what differs by less may be chance
+_SURE = 4.0  # and what differs by more is none, however often one looks
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
 _RISES_KEPT = 24
@@ -29,6 +33,7 @@ _RISES_KEPT = 24
 class _Mark:
     at_s: float
     counts: Offered
+    running: float | None  # requests at once, on all servers; None: not known
 
 
 class Arrivals:
@@ -40,11 +45,15 @@ class Arrivals:
         self._lead_s = 0.0  # as it was last told
         self._marks: deque[_Mark] = deque(maxlen=_MOST_MARKS)  # one a part, by time
         self._last: _Mark | None = None  # the last look
+        self._grows: tuple[float, _Mark | None, tuple[float | None, float]] | None = None  # when, after which look
         self._lengths: dict[str, tuple[float, float]] = {}  # tokens and when, by name
         self._rises: deque[tuple[float, float]] = deque(maxlen=_RISES_KEPT)  # since when, the greatest of an hour
 
-    def add(self, at_s: float, counts: Offered, lead_s: float) -> None:
-        """A look at the counters. Counters that fell began anew: what was before is forgotten, except for lengths."""
+    def add(self, at_s: float, counts: Offered, lead_s: float, running: float | None = None) -> None:
+        """A look at the counters. Counters that fell began anew: what was before is forgotten, except for lengths.
+
+        `running`: requests at once, on all servers; None: not known.
+        """
         self._lead_s = lead_s
         counts = Offered(*(known(getattr(counts, name)) for name in _NAMES))
         if self._last is not None:
@@ -52,42 +61,72 @@ class Arrivals:
                 return
             if _fell(self._last.counts, counts):
                 self._marks.clear()
-        self._last = _Mark(at_s, counts)
+        self._last = _Mark(at_s, counts, running)
         if self._marks and at_s - self._marks[-1].at_s < self._part_s:
             return
         self._marks.append(self._last)
-        while len(self._marks) > 2 and self._marks[1].at_s <= at_s - lead_s - 2 * self._window_s:
+        while len(self._marks) > 2 and self._marks[1].at_s <= at_s - self._growth_span_s - 2 * self._window_s:
             self._marks.popleft()
         self._note_lengths()
         self._note_rise(at_s, lead_s)
 
     def rate_per_s(self, now: float) -> Measured | None:
-        """Over the window; None: not counted, or not for a part of it yet."""
-        since = self._since(now - self._window_s)
-        if since is None or self._last is None:
+        """Over the window, or up to three while it stays as it is; None: not counted, or not for a part of one yet.
+
+        What comes in a time is so many by chance: a longer time tells better. A rate that changed, and not by chance,
+        is told by the last window alone.
+        """
+        rate = self._steady(now, _requests)
+        if rate is None or self._last is None:
             return None
-        rate = _rate(since, self._last)
-        return None if rate is None else Measured(rate, max(0.0, now - self._last.at_s))
+        # A mean is that of the middle of its time.
+        grows = max(0.0, (self.growth_per_s2(now) or 0.0) - self.growth_chance_per_s2(now))
+        value = known(rate.value + grows * max(0.0, rate.over_s - self._window_s) / 2.0)
+        return None if value is None else Measured(value, max(0.0, now - self._last.at_s))
 
     def growth_per_s2(self, now: float) -> float | None:
-        """How much the rate grows each second (negative: falls), over a lead, and two windows at least; None: too
-        little is known.
+        """How much the rate grows each second (negative: falls), over the longest time, of two windows to five (or to
+        the lead), that a line tells; None: too little is known.
 
         What is counted for a short time seems to grow by chance: the error of a slope falls with the length to the
-        power of 1.5. Nor does it grow faster than it rose from each quarter of this time to the next: what jumps once
-        is a step or a burst, and no ramp.
+        power of 1.5. What a single jump tells as well as a line does is a step or a burst, and no ramp.
         """
-        span_s = max(2.0 * self._window_s, self._lead_s)
-        marks = [mark for mark in self._marks if mark.at_s >= now - span_s - self._part_s]
-        stride = 1 + max(0, len(marks) - 2) // _GROWTH_POINTS
-        grows = slope(_rates(marks[::-1][::stride][::-1]))
-        if grows is None or grows <= 0.0:
-            return grows
-        parts = _rates([self._since(now - span_s * (1.0 - n / _QUARTERS)) for n in range(_QUARTERS + 1)])
-        if len(parts) < _QUARTERS:
-            return None
-        rises = [(late - early) / (late_s - early_s) for (early_s, early), (late_s, late) in pairwise(parts)]
-        return min(grows, max(0.0, min(rises)))
+        return self._growth(now)[0]
+
+    def growth_chance_per_s2(self, now: float) -> float:
+        """How much of the growth chance may make, one standard deviation: requests that come by chance give a line over
+        a time an error of the root of 12 x rate / time cubed."""
+        rate, span_s = self._steady(now, _requests, 1), self._growth(now)[1]
+        return 0.0 if rate is None else sqrt(12.0 * rate.value / (span_s * span_s * span_s))
+
+    def _growth(self, now: float) -> tuple[float | None, float]:
+        """And over which time."""
+        if self._grows is None or self._grows[:2] != (now, self._last):
+            self._grows = (now, self._last, self._longest_line(now))
+        return self._grows[2]
+
+    def _longest_line(self, now: float) -> tuple[float | None, float]:
+        shorter = [n * self._window_s for n in range(_GROWTH_WINDOWS, 1, -1)]
+        spans_s = [self._growth_span_s, *(each for each in shorter if each < self._growth_span_s)]
+        lately = self._steady(now, _requests, 1)
+        whole = None
+        for span_s in spans_s:
+            marks = [mark for mark in self._marks if mark.at_s >= now - span_s - self._part_s]
+            stride = 1 + max(0, len(marks) - 2) // _GROWTH_POINTS
+            rates = _rates(marks[::-1][::stride][::-1])
+            grows = slope(rates)
+            longest = span_s == spans_s[0]
+            # In a short time, and looked for in several, noise makes a line of a jump.
+            chance = 0.0 if longest or lately is None else lately.value / (stride * self._part_s)
+            if grows is not None and grows > 0.0 and not jumps(rates, _SURE * _SURE * chance):
+                return grows, span_s
+            if longest:
+                whole = 0.0 if grows is not None and grows > 0.0 else grows
+        return whole, spans_s[0]
+
+    @property
+    def _growth_span_s(self) -> float:
+        return max(_GROWTH_WINDOWS * self._window_s, self._lead_s)
 
     def tokens(self, name: str, now: float) -> Measured | None:
         """A mean length, of a request or an answer: `prompt_tokens`, `uncached_tokens`, `output_tokens`. When nothing
@@ -113,15 +152,33 @@ class Arrivals:
     def _note_lengths(self) -> None:
         if self._last is None:
             return
-        since = self._since(self._last.at_s - self._window_s)
-        if since is None:
-            return
-        count = _grown(since.counts, self._last.counts, "begun")
         for name in _LENGTHS:
-            tokens = _grown(since.counts, self._last.counts, name)
-            length = known(tokens / count) if tokens is not None and count else None
+            length = self._steady(self._last.at_s, _answers if name == "output_tokens" else _tokens(name))
             if length is not None:
-                self._lengths[name] = (length, self._last.at_s)
+                self._lengths[name] = (length.value, self._last.at_s)
+
+    def _steady(self, now: float, counted: _Counted, windows: int = _WINDOWS) -> _Count | None:
+        """Over the longest time, of up to so many windows, in which the last window is like what was before but for
+        chance: that of n requests differs by one part in the root of n."""
+        last, recent = self._last, self._since(now - self._window_s)
+        if last is None or recent is None:
+            return None
+        lately = counted(recent, last)
+        if lately is None or not lately.requests:
+            return lately
+        found = lately
+        for n in range(2, windows + 1):
+            since = self._since(now - n * self._window_s)
+            if since is None or since.at_s >= recent.at_s:
+                break
+            before, whole = counted(since, recent), counted(since, last)
+            if before is None or whole is None or not before.requests:
+                break
+            chance = whole.value * sqrt(1.0 / lately.requests + 1.0 / before.requests)
+            if abs(lately.value - before.value) > _CHANCE * chance:
+                break
+            found = whole
+        return found
 
     def _note_rise(self, now: float, lead_s: float) -> None:
         marks = list(self._marks)
@@ -141,6 +198,14 @@ class Arrivals:
             self._rises[-1] = (self._rises[-1][0], rise)
 
 
+@dataclass(frozen=True, slots=True)
+class _Count:
+    value: float
+    requests: float  # that it was counted from
+    over_s: float = 0.0  # and in which time
+
+
+_Counted = Callable[[_Mark, _Mark], _Count | None]
 _LENGTHS = ("prompt_tokens", "uncached_tokens", "output_tokens")
 _NAMES = ("requests", "begun", *_LENGTHS)
 
@@ -150,14 +215,40 @@ def _grown(before: Offered, after: Offered, name: str) -> float | None:
     return None if then is None or now is None else now - then
 
 
+def _requests(before: _Mark, after: _Mark) -> _Count | None:
+    rate = _rate(before, after)
+    return None if rate is None else _Count(rate, rate * (after.at_s - before.at_s), after.at_s - before.at_s)
+
+
+def _tokens(name: str) -> _Counted:
+    def counted(before: _Mark, after: _Mark) -> _Count | None:
+        requests, tokens = _grown(before.counts, after.counts, "begun"), _grown(before.counts, after.counts, name)
+        length = known(tokens / requests) if tokens is not None and requests else None
+        return None if length is None or not requests else _Count(length, requests)
+
+    return counted
+
+
+def _answers(before: _Mark, after: _Mark) -> _Count | None:
+    """What is generated belongs to what began, and to what ran before and ended since: of that, and of what runs now,
+    half was still to come. Else answers would seem shorter while a rate rises, and longer while a queue is worked off.
+    """
+    found = _tokens("output_tokens")(before, after)
+    if found is None or before.running is None or after.running is None:
+        return found
+    answers = found.requests - (after.running - before.running) / 2.0
+    length = known(found.value * found.requests / answers) if answers > 0.0 else None
+    return found if length is None else _Count(length, found.requests)
+
+
 def _fell(before: Offered, after: Offered) -> bool:
     return any((_grown(before, after, name) or 0.0) < 0.0 for name in _NAMES)
 
 
-def _rates(marks: Iterable[_Mark | None]) -> list[tuple[float, float]]:
+def _rates(marks: Iterable[_Mark]) -> list[tuple[float, float]]:
     """From each to the next: the middle of the time, and the rate."""
     out = []
-    for before, after in pairwise(mark for mark in marks if mark is not None):
+    for before, after in pairwise(marks):
         rate = _rate(before, after)
         if rate is not None:
             out.append(((before.at_s + after.at_s) / 2, rate))

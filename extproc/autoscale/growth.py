@@ -29,3 +29,22 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
         return 0.0
     middle = median((late[1] - early[1]) / (late[0] - early[0]) for early, late in pairs)
     return middle if isfinite(middle) else None
+
+
+def jumps(points: Sequence[tuple[float, float]], margin: float = 0.0) -> bool:
+    """Whether one jump from a level to another tells (time, value) as well as a straight line does, by the squares that
+    each takes away. `margin`: the line must take away so much more."""
+    ordered = sorted(points)
+    count = len(ordered)
+    if count < 2:
+        return True
+    middle = sum(at for at, _ in ordered) / count
+    mean = sum(value for _, value in ordered) / count
+    spread = sum((at - middle) * (at - middle) for at, _ in ordered)
+    along = sum((at - middle) * (value - mean) for at, value in ordered)
+    line = along * along / spread if spread else 0.0
+    step = low = 0.0
+    for n, (_, value) in enumerate(ordered[:-1], 1):
+        low += value - mean
+        step = max(step, low * low * count / (n * (count - n)))
+    return not step + margin < line  # values of such a size that this is no number are no requests

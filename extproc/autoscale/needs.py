@@ -11,7 +11,7 @@ Waiting and KV usage are what servers say. They count against thresholds that le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from extproc.autoscale.known import Measured, known, whole
 from extproc.autoscale.recommendation import Signal, SignalName
@@ -67,13 +67,14 @@ def expected(signals: Signals, designed: Thresholds, knee: Thresholds, lead_s: f
     """Of each resource the greater of what is needed now and what will be after the lead."""
     rate = signals.rate_per_s
     greatest = {need.name: need for need in little(rate, signals, designed)}
-    growth = max(0.0, signals.growth_per_s2 or 0.0)
+    # What chance makes of a slope asks for nothing.
+    growth = max(0.0, (signals.growth_per_s2 or 0.0) - signals.growth_chance_per_s2)
     if rate is not None and growth:
         later = Measured(rate.value + growth * lead_s, rate.age_s)
         for need in little(later, signals, knee):
             if need.name not in greatest or need.servers > greatest[need.name].servers:
                 soon = f"in {lead_s:.0f} s {need.words}"
-                greatest[need.name] = Need(need.name, need.value, need.threshold, need.age_s, soon)
+                greatest[need.name] = replace(need, words=soon)
     return list(greatest.values())
 
 
@@ -91,6 +92,7 @@ def asked(
     *,
     calibration: Calibration | None,
     kv_lasts: bool,
+    lead_s: float,
     min_replicas: int,
     most: int,
 ) -> list[Signal]:
@@ -100,7 +102,7 @@ def asked(
         Signal(need.name, need.value, need.threshold, whole(need.servers, most), need.age_s, need.words)
         for need in needs
     ]
-    out += [_waiting(signals, led, most), _kv_usage(signals, led, calibration, kv_lasts, most)]
+    out += [_waiting(signals, led, lead_s, most), _kv_usage(signals, led, calibration, kv_lasts, most)]
     rate = signals.rate_per_s
     if rate is not None and rate.value > 0.0 and not signals.provisioned:
         words = f"{rate.value:.3g} requests/s come and there is no server"
@@ -110,10 +112,11 @@ def asked(
     return out
 
 
-def _waiting(signals: Signals, led: Thresholds, most: int) -> Signal:
-    """Over its threshold it asks for one more, and for those that the backlog fills.
+def _waiting(signals: Signals, led: Thresholds, lead_s: float, most: int) -> Signal:
+    """Over its threshold it asks for one more, and for those that work off the backlog within another lead.
 
-    Servers that start are not counted: they are the answer to this question, not a reason to ask again.
+    Servers that start are not counted, nor those that came within the window: they are the answer to this question, not
+    a reason to ask again.
     """
     waiting, threshold = signals.waiting, led.waiting
     if waiting is None or threshold is None:
@@ -122,13 +125,16 @@ def _waiting(signals: Signals, led: Thresholds, most: int) -> Signal:
     if waiting.value <= threshold:
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
     excess = (waiting.value - threshold) * signals.ready
-    # A server with requests waiting runs as many as it can.
-    at_once = led.running or (signals.running.value if signals.running is not None else 0.0)
+    # What one works off: what it serves within a lead. Where no load test tells how fast it is, as many as it runs at
+    # once: with requests waiting, these are all it can.
+    each = led.running or (signals.running.value if signals.running is not None else 0.0)
+    if led.rate_per_s is not None:
+        each = max(each, led.rate_per_s * lead_s)
     backlog = 0
-    if at_once > 0.0:
-        servers = excess / at_once
+    if each > 0.0:
+        servers = excess / each
         backlog = int(servers) if servers < most else most
-    there = signals.ready + signals.stale
+    there = signals.ready - signals.fresh + signals.stale
     words += f": one more than {there}" + (f" and {backlog} for the backlog" if backlog else "")
     return Signal(SignalName.WAITING, waiting.value, threshold, min(there + 1 + backlog, most), waiting.age_s, words)
 
@@ -144,11 +150,12 @@ def _kv_usage(signals: Signals, led: Thresholds, calibration: Calibration | None
     queues = led.waiting is not None and waiting >= _WITH_WAITING_RATIO * led.waiting
     if not kv_is_high(signals, threshold) or not (lasts or queues or signals.preempting):
         return Signal(SignalName.KV_USAGE, usage.value, threshold, None, usage.age_s, words)
-    there = signals.ready + signals.stale
+    there = signals.ready - signals.fresh + signals.stale  # as with waiting
     over = usage.value / threshold
     rate_per_s = None if calibration is None else calibration.rate_at_kv_usage(usage.value)
-    if rate_per_s is not None and led.rate_per_s:
-        over = rate_per_s / led.rate_per_s
+    allowed_per_s = None if calibration is None else calibration.rate_at_kv_usage(threshold)
+    if rate_per_s is not None and allowed_per_s:
+        over = rate_per_s / allowed_per_s
     replicas = max(min(there + 1, most), whole(there * over, most))
     why = "and requests wait" if queues else "and requests are preempted" if signals.preempting else "for a while"
     return Signal(SignalName.KV_USAGE, usage.value, threshold, replicas, usage.age_s, f"{words}, {why}")

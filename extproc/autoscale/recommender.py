@@ -61,6 +61,7 @@ class Recommender:
             needs,
             calibration=policy.calibration,
             kv_lasts=self._kv_lasts(signals, led),
+            lead_s=lead_s,
             min_replicas=policy.min_replicas,
             most=policy.max_replicas,
         )
@@ -187,7 +188,8 @@ class Recommender:
         return _too_much(signals, led, led.running or self._borne, left)
 
     def _note(self, signals: Signals, led: Thresholds, rows: list[Signal]) -> None:
-        there = signals.ready + signals.stale
+        # Those that have just come are the answer to what was asked.
+        there = signals.ready - signals.fresh + signals.stale
         if any((row.replicas or 0) > there for row in rows if row.name not in _FLOORS):
             self._asked_at_s = signals.at_s
         waiting, running = signals.waiting, signals.running

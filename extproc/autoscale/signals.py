@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from extproc.autoscale.arrivals import Arrivals
@@ -19,11 +20,13 @@ class Signals:
 
     at_s: float
     ready: int = 0
+    fresh: int = 0  # of the ready ones, those that have not been so for a window
     starting: int = 0
     draining: int = 0
     stale: int = 0
     rate_per_s: Measured | None = None  # of all requests that come to the router for the pool
     growth_per_s2: float | None = None  # of that rate, each second
+    growth_chance_per_s2: float = 0.0  # of that, one standard deviation of what chance makes of it
     fastest_rise_per_s: float | None = None  # of that rate, within one lead
     prompt_tokens: Measured | None = None  # of a request
     uncached_tokens: Measured | None = None  # of a request
@@ -46,7 +49,7 @@ class Signals:
 class _Server:
     """What is kept of one server."""
 
-    __slots__ = ("kv_usage", "preempted_at_s", "preemptions", "running", "sample_at_s", "ttft", "waiting")
+    __slots__ = ("kv_usage", "preempted_at_s", "preemptions", "ready_s", "running", "sample_at_s", "ttft", "waiting")
 
     def __init__(self, window_s: float, gap_s: float) -> None:
         self.waiting = Window(window_s, gap_s)
@@ -56,6 +59,7 @@ class _Server:
         self.preemptions: float | None = None
         self.preempted_at_s = float("-inf")
         self.sample_at_s = float("-inf")
+        self.ready_s: float | None = None  # first seen so
 
     def add(self, at_s: float, reading: ServerReading) -> None:
         if at_s <= self.sample_at_s:
@@ -86,7 +90,7 @@ class PoolSignals:
     def add(self, reading: PoolReading, lead_s: float) -> Signals:
         """Take in a look, and say what all looks come to. `lead_s`: how long a server takes to come."""
         now = reading.at_s
-        self._arrivals.add(now, reading.offered, lead_s)
+        self._arrivals.add(now, reading.offered, lead_s, _sum(each.running for each in reading.servers))
         self._servers = {
             each.key: self._servers.get(each.key) or _Server(self._window_s, self._gap_s) for each in reading.servers
         }
@@ -94,6 +98,9 @@ class PoolSignals:
             age_s = known(each.age_s)
             if age_s is not None:
                 self._servers[each.key].add(now - age_s, each)
+        for each in reading.servers:
+            if each.state is ServerState.READY and self._servers[each.key].ready_s is None:
+                self._servers[each.key].ready_s = now
         ready = [self._servers[each.key] for each in reading.servers if each.state is ServerState.READY]
         serving = [self._servers[each.key] for each in reading.servers if each.state is not ServerState.STARTING]
         waiting = [server.waiting.mean(now) for server in ready]
@@ -106,11 +113,13 @@ class PoolSignals:
         return Signals(
             at_s=now,
             ready=len(ready),
+            fresh=sum(server.ready_s is None or now - server.ready_s < self._window_s for server in ready),
             starting=reading.count(ServerState.STARTING),
             draining=reading.count(ServerState.DRAINING),
             stale=reading.count(ServerState.STALE),
             rate_per_s=self._arrivals.rate_per_s(now),
             growth_per_s2=self._arrivals.growth_per_s2(now),
+            growth_chance_per_s2=self._arrivals.growth_chance_per_s2(now),
             fastest_rise_per_s=self._arrivals.fastest_rise_per_s,
             prompt_tokens=self._arrivals.tokens("prompt_tokens", now),
             uncached_tokens=self._arrivals.tokens("uncached_tokens", now),
@@ -126,6 +135,13 @@ class PoolSignals:
             ttft_p99_s=p99_s(server.ttft.lately(now) for server in serving),
             age_s=None if self._known_at_s is None else now - self._known_at_s,
         )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Of those that are known, the same in any order; None: none is."""
+    there = [value for value in map(known, values) if value is not None]
+    average = mean(there)
+    return None if average is None else known(average * len(there))
 
 
 def _mean(values: list[Measured | None]) -> Measured | None:

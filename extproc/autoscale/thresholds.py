@@ -99,7 +99,7 @@ class Calibration:
         points: list[tuple[float, float]] = []  # usage, which does not fall from step to step, and rate
         for step in self.steps:
             if step.kv_usage_ratio is not None and (not points or step.kv_usage_ratio > points[-1][0]):
-                points.append((step.kv_usage_ratio, step.rate_per_s))
+                points.append((step.kv_usage_ratio, self._served_per_s(step)))
         if not points:
             return None
         i = bisect_left(points, ratio, key=lambda point: point[0])
@@ -107,6 +107,12 @@ class Calibration:
             return points[min(i, len(points) - 1)][1]
         (low, below), (high, above) = points[i - 1], points[i]
         return below + (above - below) * (ratio - low) / (high - low)
+
+    def _served_per_s(self, step: Step) -> float:
+        """What it served of the rate that was offered to it: past its limit a server serves no more."""
+        if step.prefill_tokens_per_s is None or not self.uncached_tokens:
+            return step.rate_per_s
+        return min(step.rate_per_s, step.prefill_tokens_per_s / self.uncached_tokens)
 
     def _read(self, name: str, rate_per_s: float) -> float | None:
         points = [(step.rate_per_s, getattr(step, name)) for step in self.steps if getattr(step, name) is not None]

@@ -46,7 +46,8 @@ def simulate(
     name = known("--autoscale", [scenario], list(SCENARIOS))
     if len(name) != 1:
         fail("--autoscale: one scenario at a time")
-    wanted = known("--policy", policies or [each for each in POLICIES if each != "no-lead"], list(POLICIES))
+    plain = [each for each in POLICIES if each not in ("no-lead", "no-foresight")]
+    wanted = known("--policy", policies or plain, list(POLICIES))
     cells: list[Cell] = []
     try:
         for seed in seeds:
@@ -78,7 +79,7 @@ def _run(name: str, policies: Sequence[str], seed: int) -> list[Cell]:
             sys.stderr.flush()
 
         sys.stderr.write("the load test of one server\n")
-        profile()
+        profile(fleet=SCENARIOS[name].fleet)
         return play(name, SCENARIOS[name], policies, seed, starting=told)
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -91,7 +92,7 @@ def _run(name: str, policies: Sequence[str], seed: int) -> list[Cell]:
         transient=True,
     ) as bar:
         task = bar.add_task("the load test of one server", total=None)
-        profile()
+        profile(fleet=SCENARIOS[name].fleet)
 
         def starting(policy: str) -> None:
             bar.reset(task, description=f"{name}, seed {seed}: {policy}", total=SCENARIOS[name].seconds)
@@ -106,13 +107,14 @@ def _print(name: str, seed: int, cells: Sequence[Cell], wanted: Sequence[str]) -
     from rich.console import Console
 
     from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, COLUMNS, rows
-    from extproc.sim.scaling.scenarios import SCENARIOS, TARGET_S, profile
+    from extproc.sim.scaling.scenarios import SCENARIOS, profile
 
     scenario = SCENARIOS[name]
     requests = cells[0].requests if cells else 0
     title = (
-        f"{name}: {scenario.words}; {requests:,} requests, seed {seed}; target: TTFT p99 {TARGET_S:g} s;"
-        f" knee {profile().knee_per_s:.3g} requests/s a server"
+        f"{name}: {scenario.words}; {requests:,} requests, seed {seed};"
+        f" target: TTFT p99 {scenario.fleet.target_s:g} s;"
+        f" knee {profile(fleet=scenario.fleet).knee_per_s:.3g} requests/s a server"
     )
     console = Console(highlight=False)
     titles = ["policy", *(title for title, _ in COLUMNS)]

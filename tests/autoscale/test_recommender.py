@@ -54,11 +54,24 @@ class TestUp:
         assert said.desired is not None
         assert said.desired >= 6
 
-    def test_waiting_asks_for_one_more_and_for_the_backlog(self) -> None:
+    def test_waiting_asks_for_one_more_and_for_what_works_off_the_backlog_within_a_lead(self) -> None:
         run = Run()
         run.for_s(120, servers(4, waiting=0.5), rate=10.0)
-        said = run.for_s(65, servers(4, waiting=22.0, running=20.0), rate=10.0)
-        assert said.desired == 4 + 1 + 4  # (22 - 2) x 4 waiting too many, 20 at once a server
+        said = run.for_s(65, servers(4, waiting=322.0, running=20.0), rate=10.0)
+        assert said.desired == 4 + 1 + 1  # (322 - 2) x 4 waiting too many; a server serves 10 a second for 106 s
+
+    def test_where_no_load_test_tells_how_fast_one_is_the_backlog_is_shared_by_what_one_runs(self) -> None:
+        run = Run(policy(calibration=None))
+        run.for_s(120, servers(4, waiting=0.5), rate=10.0)
+        said = run.for_s(65, servers(4, waiting=21.0, running=20.0), rate=10.0)
+        assert said.desired == 4 + 1 + 4  # (21 - 1) x 4 waiting too many, 20 at once a server
+
+    def test_a_server_that_has_just_come_is_the_answer_too(self) -> None:
+        run = Run()
+        run.for_s(120, servers(4, waiting=3.0, running=20.0), rate=10.0)
+        there = [*servers(4, waiting=3.0, running=20.0), server(9)]
+        assert run.for_s(60, there, rate=10.0).desired == 5
+        assert run.for_s(30, there, rate=10.0).desired == 6, "they wait though it has been there for a window"
 
     def test_servers_that_start_are_the_answer_and_no_reason_to_ask_again(self) -> None:
         run = Run()
@@ -248,7 +261,7 @@ class TestTheVerdict:
 def test_a_ramp_that_is_faster_than_servers_come_names_the_number_of_min_replicas() -> None:
     run = Run()
     run.for_s(180, servers(1), rate=2.0)
-    said = run.for_s(60, servers(1), rate=42.0)
-    assert said.min_too_low == 4  # 40 a second more, 10 a server
+    said = run.for_s(60, servers(1), rate=41.0)
+    assert said.min_too_low == 4  # 39 a second more, 10 a server
     assert "min_replicas too low" in said.reason
     assert Run(policy(min_replicas=4)).for_s(60, servers(4), rate=2.0).min_too_low is None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, nan
 from random import Random
+from statistics import fmean
 
 import pytest
 
 from extproc.autoscale.arrivals import Arrivals
 from extproc.autoscale.cold_start import ColdStart, lead_s
 from extproc.autoscale.first_token import FirstTokens, p99_s
-from extproc.autoscale.growth import slope
+from extproc.autoscale.growth import jumps, slope
 from extproc.autoscale.reading import Offered
 from extproc.autoscale.thresholds import LEAST_KV_RATIO, LEAST_WAITING, Step
 from extproc.autoscale.window import Window
@@ -68,6 +69,14 @@ class TestGrowth:
     def test_of_few_points_nothing_is_said(self) -> None:
         assert slope([(0.0, 1.0)] * 5) is None
 
+    def test_a_jump_is_none_and_a_ramp_is(self) -> None:
+        random = Random(5)
+        for _ in range(100):
+            noise = [random.gauss(0.0, 0.3) for _ in range(24)]
+            assert jumps([(float(t), noise[t] + (4.0 if t >= 14 else 0.0)) for t in range(24)])
+            assert not jumps([(float(t), noise[t] + 4.0 * t / 24) for t in range(24)])
+        assert jumps([(0.0, 1.0)])
+
 
 class TestArrivals:
     def test_rate_and_lengths_are_of_the_window(self) -> None:
@@ -78,6 +87,50 @@ class TestArrivals:
         assert arrivals.tokens("uncached_tokens", 300.0).value == pytest.approx(300.0)  # type: ignore[union-attr]
         assert arrivals.tokens("output_tokens", 300.0).value == pytest.approx(90.0)  # type: ignore[union-attr]
         assert arrivals.growth_per_s2(300.0) == 0.0
+
+    def test_a_steady_rate_is_counted_for_longer_than_a_window(self) -> None:
+        """Six a second for ten hours: of one window their number has a variance of 6 / 60, of three 6 / 180."""
+        random, arrivals, count, due_s = Random(4), Arrivals(60.0), 0.0, 0.0
+        off = []
+        for i in range(7200):
+            while due_s <= i * 5.0:
+                due_s += random.expovariate(6.0)
+                count += 1.0
+            arrivals.add(i * 5.0, Offered(count), 176.0)
+            if i > 60 and i % 12 == 0:
+                found = arrivals.rate_per_s(i * 5.0)
+                assert found is not None
+                off.append(found.value - 6.0)
+        assert fmean(each * each for each in off) < 0.6 * 6.0 / 60.0
+
+    def test_a_change_that_is_no_chance_is_told_by_the_last_window_alone(self) -> None:
+        arrivals = Arrivals(60.0)
+        for i in range(133):
+            at_s = i * 5.0
+            arrivals.add(at_s, Offered(6.0 * at_s + max(0.0, at_s - 600.0) * 3.0), 176.0)
+            if at_s == 600.0:
+                before = arrivals.rate_per_s(at_s)
+        after = arrivals.rate_per_s(660.0)
+        assert before is not None
+        assert after is not None
+        assert (before.value, after.value) == (pytest.approx(6.0), pytest.approx(9.0))
+
+    @pytest.mark.parametrize("told", [True, False])
+    def test_answers_do_not_seem_shorter_while_the_rate_rises(self, told: bool) -> None:
+        """Answers of 90 tokens take 30 s each, and the rate doubles within a look: of what begins meanwhile not all is
+        generated yet."""
+        arrivals, begun, generated = Arrivals(60.0), [0.0], 0.0
+        lengths = []
+        for i in range(1, 200):
+            begun.append(begun[-1] + 5.0 * (4.0 if i < 120 else 8.0))
+            running = begun[i] - begun[max(0, i - 6)]
+            generated += 5.0 * running * 90.0 / 30.0
+            offered = Offered(begun[i], begun[i], begun[i] * 700.0, begun[i] * 700.0, generated)
+            arrivals.add(i * 5.0, offered, 176.0, running if told else None)
+            if i > 60:
+                lengths.append(arrivals.tokens("output_tokens", i * 5.0).value)  # type: ignore[union-attr]
+        assert (min(lengths) > 0.95 * 90.0) is told
+        assert max(lengths) < 1.1 * 90.0
 
     def test_what_came_while_nobody_looked_is_spread_over_that_time(self) -> None:
         arrivals = Arrivals(60.0)
@@ -199,6 +252,13 @@ class TestThresholds:
         assert replace(CALIBRATION, steps=(Step(1.0),)).rate_at_kv_usage(0.5) is None
         noisy = replace(CALIBRATION, steps=(Step(1.0, kv_usage_ratio=0.2), Step(2.0, kv_usage_ratio=0.1)))
         assert noisy.rate_at_kv_usage(0.15) == 1.0
+
+    def test_a_kv_usage_past_the_limit_belongs_to_what_was_served_there(self) -> None:
+        """20 a second were offered and 12 served: so full a server needs a fifth more of them than at 10, not twice as
+        many."""
+        over = Step(20.0, kv_usage_ratio=1.0, prefill_tokens_per_s=12_000.0)
+        calibration = replace(CALIBRATION, steps=(*steps(), over))
+        assert calibration.rate_at_kv_usage(1.0) == pytest.approx(12.0)
 
     def test_how_long_requests_stay_is_what_ran_at_once_by_the_rate(self) -> None:
         """Now and then a token waits for the prompts of others, which its median does not show: by it a request would

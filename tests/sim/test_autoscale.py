@@ -81,6 +81,13 @@ def test_a_doubling_step_is_answered_at_once_and_bears_the_load_after_a_cold_sta
     assert of.reversals(300.0) == 0, "what the backlog asked for stays for the time of scaling down"
 
 
+def test_a_step_is_answered_by_what_it_takes_and_no_more() -> None:
+    """3.3 K fit on four. A step is no ramp, and the queue of the cold start is worked off by the four."""
+    of = ran("step")
+    assert desired(of)[-1] == max(desired(of)) == 4
+    assert of.attained(TARGET_S) >= 0.99
+
+
 def test_bursts_of_ten_seconds_ask_for_nothing() -> None:
     of = ran("bursts")
     assert of.wanted == [(0.0, 4)]

@@ -177,6 +177,10 @@ class TestTheClairvoyant:
         planned_steps = steps(plan(seconds=600.0), [1.0] * 5 + [2.6] + [1.0] * 4, 1.0)
         assert planned_steps == [(0.0, 1), (270.0, 3), (360.0, 1)]
 
+    def test_without_foresight_a_minute_is_known_when_it_is_over(self) -> None:
+        planned_steps = steps(plan(seconds=600.0), [1.0] * 5 + [2.6] + [1.0] * 4, 1.0, foresight=False)
+        assert planned_steps == [(0.0, 1), (360.0, 3), (420.0, 1)]
+
     def test_the_least_that_does_is_found(self) -> None:
         """One server serves about 4 a second of 0.25 s each; so 6 a second take two, and one is not enough."""
         bound = least(plan(rate=6.0, seconds=180.0, servers=2), lambda _: 3.5, 5.0)

@@ -4,6 +4,9 @@ For each minute, the servers that its requests fill: each request counts by the 
 for early enough to be there, and given back as soon as no minute within a cold start needs it. One server at its knee
 tells a little too much for a fleet, whose queue may use any, or too little, where the load jumps within the minute: so
 all is multiplied by one factor, the smallest with which the requests still fare well enough. Which that is, runs tell.
+
+The same without foresight tells what knowing what will come is worth: each minute's load is known exactly, but when the
+minute is over.
 """
 
 from __future__ import annotations
@@ -41,14 +44,19 @@ def loads(arrivals: Sequence[Coming], seconds: float, knee_per_s: Callable[[floa
     return out
 
 
-def steps(plan: Plan, load: Sequence[float], factor: float) -> list[tuple[float, int]]:
-    """How many to want from when on, so that there are enough at the beginning of each minute."""
+def steps(plan: Plan, load: Sequence[float], factor: float, *, foresight: bool = True) -> list[tuple[float, int]]:
+    """How many to want from when on, so that there are enough at the beginning of each minute.
+
+    Without foresight, what a minute needs is known when it is over.
+    """
     needed = [min(plan.max_replicas, max(plan.min_replicas, ceil(factor * each - _ROUNDING))) for each in load]
     lead_s = 1.1 * (plan.cold_start.node_s + plan.cold_start.seen_s) + SYNC_S + _LATE_S
     out: list[tuple[float, int]] = []
     at_s = 0.0
     while at_s <= plan.seconds:
         first, last = int(at_s / MINUTE_S), int((at_s + lead_s) / MINUTE_S)
+        if not foresight:
+            first = last = max(0, first - 1)
         wanted = max(needed[first : last + 1], default=needed[-1])
         if not out or out[-1][1] != wanted:
             out.append((at_s, wanted))
@@ -62,6 +70,7 @@ def least(
     ttft_p99_s: float,
     *,
     attained: float = 0.99,
+    foresight: bool = True,
     seed: int = 0,
     progress: Callable[[float, float], None] | None = None,
 ) -> Bound | None:
@@ -76,7 +85,7 @@ def least(
     while low <= high:
         middle = (low + high) // 2 if tried else round(1.0 / _FINE)
         factor = middle * _FINE
-        ran = run(plan, planned(steps(plan, load, factor)), seed=seed, progress=progress)
+        ran = run(plan, planned(steps(plan, load, factor, foresight=foresight)), seed=seed, progress=progress)
         tried += 1
         if ran.attained(ttft_p99_s) >= attained:
             if best is None or ran.replica_hours <= best.ran.replica_hours:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from extproc.sim.scaling.report import Cell
-from extproc.sim.scaling.scenarios import SCENARIOS, TARGET_S
+from extproc.sim.scaling.scenarios import SCENARIOS
 
 _COLOURS = {
     "ours": "#c1121f",
@@ -18,6 +18,7 @@ _COLOURS = {
     "keda-rate": "#457b9d",
     "static-peak": "#8a8a8a",
     "clairvoyant": "#2a7f3f",
+    "no-foresight": "#7fbf7b",
 }
 _WINDOW_S = 60.0  # of the requests that a point of the time to first token is made of
 _MOST_TTFT_S = 60.0  # what is above stands at the edge
@@ -60,7 +61,7 @@ def draw(cells: Sequence[Cell], path: Path, note: str = "") -> None:
             )
             handles.setdefault(cell.policy, line)
             ttft.plot(*_p99(cell), color=colour, linewidth=width)
-        ttft.axhline(TARGET_S, color="#333333", linewidth=0.8, linestyle=":")
+        ttft.axhline(SCENARIOS[name].fleet.target_s, color="#333333", linewidth=0.8, linestyle=":")
         ttft.set_yscale("log")
         ttft.set_ylim(0.3, _MOST_TTFT_S)
         servers.set_title(f"{name}: servers there, and load in servers at their knee (grey)", fontsize=9)

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 
 from extproc.sim.scaling import clairvoyant
 from extproc.sim.scaling.run import Ran, run
-from extproc.sim.scaling.scenarios import TARGET_S, Scenario, maker
+from extproc.sim.scaling.scenarios import Scenario, maker
 
 CLAIRVOYANT = "clairvoyant"
+NO_FORESIGHT = "no-foresight"
 ATTAINED = 0.99  # of the requests, within the target: what the clairvoyant must reach
 
 Progress = Callable[[float, float], None]  # virtual seconds done, and in all
@@ -50,25 +51,33 @@ def play(
     progress: Progress | None = None,
 ) -> list[Cell]:
     """Run a scenario under each of these policies, the same requests for all. The clairvoyant comes first, if it is
-    among them; where it finds nothing it is left out.
+    among them; one that is found by runs is left out where none of them does.
 
     Raises:
         KeyError: an unknown policy.
     """
     plan = scenario.plan(seed)
+    target_s = scenario.fleet.target_s
     cells: list[Cell] = []
     hours: float | None = None
     for policy in sorted(policies, key=lambda each: each != CLAIRVOYANT):
         if starting is not None:
             starting(policy)
-        if policy == CLAIRVOYANT:
+        if policy in (CLAIRVOYANT, NO_FORESIGHT):
             bound = clairvoyant.least(
-                plan, scenario.knee_per_s, TARGET_S, attained=ATTAINED, seed=seed, progress=progress
+                plan,
+                scenario.knee_per_s,
+                target_s,
+                attained=ATTAINED,
+                foresight=policy == CLAIRVOYANT,
+                seed=seed,
+                progress=progress,
             )
             if bound is None:
                 continue
             ran = bound.ran
-            hours = ran.replica_hours
+            if policy == CLAIRVOYANT:
+                hours = ran.replica_hours
         else:
             ran = run(plan, maker(policy, scenario, plan), seed=seed, progress=progress)
         cells.append(
@@ -77,7 +86,7 @@ def play(
                 policy=policy,
                 seed=seed,
                 requests=len(ran.arrivals),
-                slo_attainment=ran.attained(TARGET_S),
+                slo_attainment=ran.attained(target_s),
                 ttft_p99_s=ran.ttft_p99_s(),
                 replica_hours=ran.replica_hours,
                 clairvoyant_replica_hours=hours,

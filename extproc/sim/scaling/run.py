@@ -27,7 +27,7 @@ from extproc.sim.engine import Engine
 from extproc.sim.events import Finished, FirstToken, Request
 from extproc.sim.fleet import FLUSH_S, HOP_S, POLL_JITTER, SCRAPE_S
 from extproc.sim.readings import sample_of
-from extproc.sim.scaling.hpa import SYNC_S, Hpa
+from extproc.sim.scaling.hpa import SYNC_S, TOLERANCE, Hpa
 from extproc.sim.scaling.scalers import Maker, Ours
 from extproc.sim.scaling.service import Service
 from extproc.sim.scaling.traffic import Coming
@@ -63,6 +63,7 @@ class Plan:
     min_replicas: int = 1
     max_replicas: int = 16
     losses: tuple[Loss, ...] = ()
+    tolerance: float = TOLERANCE  # of the platform
 
     def __post_init__(self) -> None:
         if not self.min_replicas <= self.servers <= self.max_replicas:
@@ -160,6 +161,7 @@ class _Run:
             plan.servers,
             min_replicas=plan.min_replicas,
             max_replicas=plan.max_replicas,
+            tolerance=plan.tolerance,
             stabilisation_s=self._scaler.stabilisation_s,
         )
         self._rng = Random(f"platform {seed}")

@@ -1,9 +1,10 @@
 """Which loads can a fleet be shown to follow?
 
-One fleet for all: a small and slow engine, so that a run takes seconds, with a cold start of two minutes. A request
-alone has its first token after 0.4 s; the target, 5 s for the 99th percentile, is twelve times that, as one second is
-where a prompt takes 80 ms. Rates are given in servers: 2 is the load that keeps two of them at the knee of the load
-test.
+Two fleets. The small one, of two to nine servers: a small and slow engine, so that a run takes seconds, with a cold
+start of two minutes. A request alone has its first token after 0.4 s; the target, 5 s for the 99th percentile, is
+twelve times that, as one second is where a prompt takes 80 ms. The large one is four times as large, and each of its
+engines and its target half as fast, which halves the requests that a run has to compute. Rates are given in servers: 2
+is the load that keeps two of them at the knee of the load test.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from extproc.autoscale.profile import Profile, StepRow
 from extproc.autoscale.schedule import Schedule
 from extproc.sim.knee import Draw, between, knee
 from extproc.sim.scaling import scalers
+from extproc.sim.scaling.hpa import TOLERANCE
 from extproc.sim.scaling.run import Loss, Plan
 from extproc.sim.scaling.scalers import Maker
 from extproc.sim.scaling.traffic import Coming, Rate, Traffic, always, bursts, ramp, steady, step, then
@@ -40,20 +42,46 @@ ENGINE = EngineSpec(
     max_model_len=110_000,
     enable_prefix_caching=False,
 )
+SLOWER = 2.0
 LENGTHS = between((1000, 3000), (50, 250))
 LONGER = between((1500, 4500), (75, 375))  # one and a half times as long
 LONG_ANSWERS = between((1000, 3000), (100, 500))
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What its servers are."""
+
+    engine: EngineSpec
+    target_s: float  # 99 of 100 requests have their first token within
+    most: int  # servers
+    tolerance: float  # of the HPA
+
+
+SMALL = Fleet(ENGINE, TARGET_S, MOST, TOLERANCE)
+LARGE = Fleet(
+    replace(
+        ENGINE,
+        base_step_s=SLOWER * ENGINE.base_step_s,
+        per_prefill_token_s=SLOWER * ENGINE.per_prefill_token_s,
+        per_decode_seq_s=SLOWER * ENGINE.per_decode_seq_s,
+    ),
+    SLOWER * TARGET_S,
+    4 * MOST,
+    0.0,  # as the manifests that ship have it: of more than ten servers a tenth hides one
+)
+
+
 @cache
-def profile(draw: Draw = LENGTHS) -> Profile:
-    """The load test of one server of this fleet, in virtual time. It takes some seconds."""
-    return knee(ENGINE, draw, TARGET_S, SEED)
+def profile(draw: Draw = LENGTHS, fleet: Fleet = SMALL) -> Profile:
+    """The load test of one server of a fleet, in virtual time. It takes some seconds."""
+    return knee(fleet.engine, draw, fleet.target_s, SEED)
 
 
-def at_knee() -> StepRow:
+def at_knee(fleet: Fleet = SMALL) -> StepRow:
     """What the load test read at the knee: the targets of the common rules."""
-    return next(row for row in profile().steps if row.rate_per_s == profile().knee_per_s)
+    tested = profile(fleet=fleet)
+    return next(row for row in tested.steps if row.rate_per_s == tested.knee_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,54 +91,60 @@ class Scenario:
     words: str
     seconds: float
     rate: Rate  # in servers at their knee
+    fleet: Fleet = SMALL
     servers: int | None = None  # ready at first; None: as many as the load of the beginning fills
     lengths: Callable[[float], Draw] = field(default_factory=lambda: always(LENGTHS))
     extra: tuple[Coming, ...] = ()
     min_replicas: int = 1
-    max_replicas: int = MOST
+    max_replicas: int | None = None  # None: those of the fleet
     growth_ratio: float = 0.0  # of the knee: the load of a server may grow so much within a lead, by design
     schedules: tuple[Schedule, ...] = ()
     unix_s: float = 0.0  # the time of day at the beginning
     losses: tuple[Loss, ...] = ()
 
     def traffic(self) -> Traffic:
-        per_server = profile().knee_per_s
+        per_server = profile(fleet=self.fleet).knee_per_s
         return Traffic(self.seconds, lambda at_s: per_server * self.rate(at_s), self.lengths, self.extra)
+
+    @property
+    def most(self) -> int:
+        return self.fleet.most if self.max_replicas is None else self.max_replicas
 
     def plan(self, seed: int = SEED) -> Plan:
         """What is run."""
         first = self.servers
         if first is None:
-            first = max(self.min_replicas, min(self.max_replicas, ceil(self.rate(0.0) - 1e-9)))
+            first = max(self.min_replicas, min(self.most, ceil(self.rate(0.0) - 1e-9)))
         return Plan(
-            spec=ENGINE,
+            spec=self.fleet.engine,
             arrivals=self.traffic().draw(seed),
             seconds=self.seconds,
             servers=first,
             cold_start=COLD_START,
             min_replicas=self.min_replicas,
-            max_replicas=self.max_replicas,
+            max_replicas=self.most,
             losses=self.losses,
+            tolerance=self.fleet.tolerance,
         )
 
     def policy(self, **changes: object) -> Policy:
         """What the recommender is told of the fleet."""
         plain = Policy(
-            max_replicas=self.max_replicas,
+            max_replicas=self.most,
             min_replicas=self.min_replicas,
-            calibration=profile().calibration,
-            ttft_target_s=TARGET_S,
+            calibration=profile(fleet=self.fleet).calibration,
+            ttft_target_s=self.fleet.target_s,
             cold_start=COLD_START,
             schedules=self.schedules,
             scrape_s=0.5,
         )
         lead_s = plain.lead_s(COLD_START.total_s())
-        growth = self.growth_ratio * profile().knee_per_s / lead_s
+        growth = self.growth_ratio * profile(fleet=self.fleet).knee_per_s / lead_s
         return replace(plain, design_growth_per_s2=growth, **changes)  # type: ignore[arg-type]
 
     def knee_per_s(self, at_s: float) -> float:
         """Of one server, with the lengths of that time."""
-        return profile(self.lengths(at_s)).knee_per_s
+        return profile(self.lengths(at_s), self.fleet).knee_per_s
 
 
 class NoLead(Policy):
@@ -137,6 +171,7 @@ POLICIES: Mapping[str, str] = {
     "keda-rate": "KEDA on requests a second, target the knee",
     "static-peak": "always as many as the busiest minute fills at the knee",
     "clairvoyant": "the fewest that do, for one who knows what will come",
+    "no-foresight": "the same for one who knows what comes in a minute when it is over, and nothing before",
 }
 
 
@@ -147,11 +182,11 @@ def maker(policy: str, scenario: Scenario, plan: Plan) -> Maker:
     if policy == "no-lead":
         return scalers.ours(without_lead(scenario.policy()), scenario.unix_s)
     if policy == "hpa-waiting":
-        return scalers.on_waiting(at_knee().waiting or 1.0)
+        return scalers.on_waiting(at_knee(scenario.fleet).waiting or 1.0)
     if policy == "hpa-kv":
-        return scalers.on_kv_usage(at_knee().kv_usage_ratio or 1.0)
+        return scalers.on_kv_usage(at_knee(scenario.fleet).kv_usage_ratio or 1.0)
     if policy == "keda-rate":
-        return scalers.on_rate(profile().knee_per_s)
+        return scalers.on_rate(profile(fleet=scenario.fleet).knee_per_s)
     if policy == "static-peak":
         from extproc.sim.scaling.clairvoyant import loads
 
@@ -176,6 +211,21 @@ SCENARIOS: Mapping[str, Scenario] = {
         "prompts and answers half as long again, at an equal rate",
         2400.0,
         steady(2.2),
+        lengths=then(LENGTHS, LONGER, 800.0),
+    ),
+    "large-day": Scenario(
+        "a day's sine in four hours, and every three minutes ten seconds at one and a half times the rate",
+        14400.0,
+        bursts(sine(4.8, 22.0, 14400.0), 1.5, every_s=180.0, seconds=10.0, from_s=90.0),
+        LARGE,
+    ),
+    "large-step": Scenario("half as much again at once", 2400.0, step(8.8, 13.2, 800.0), LARGE),
+    "large-ramp": Scenario("from 6.4 to 16.8 in twenty minutes", 2400.0, ramp(6.4, 16.8, 400.0, 1600.0), LARGE),
+    "large-lengths": Scenario(
+        "prompts and answers half as long again, at an equal rate",
+        2400.0,
+        steady(8.8),
+        LARGE,
         lengths=then(LENGTHS, LONGER, 800.0),
     ),
     "steady": Scenario("the same load for two hours, with the noise of chance", 7200.0, steady(2.2), servers=3),

@@ -60,6 +60,10 @@ class _BoundedComposer(Composer):
 
     _levels = -1  # the root's is 0
 
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader=loader)
+        self.warn_double_anchors = False  # YAML allows them
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self._levels >= MAX_DEPTH:
             raise _too_deep(self.parser.peek_event().start_mark.line + 1, _FLATTEN)

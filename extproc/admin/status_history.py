@@ -97,6 +97,7 @@ class History:
         self, router: Router, *, now: float, unix_s: float, streams: int, autoscale: Explained | None = None
     ) -> None:
         """Add a point. A clock of the day that was set back begins the history anew."""
+        unix_s = round(unix_s, 3)  # as it is told, and asked for again
         if self._times and unix_s <= self._times[-1]:
             self._times.clear()
             self._points.clear()
@@ -144,7 +145,7 @@ class History:
             "every_s": EVERY_S,
             "kept": self._times.maxlen,
             "from": self._times[0] if self._times else None,  # what is older is to be forgotten
-            "times": [round(at, 3) for at in list(self._times)[first:]],
+            "times": list(self._times)[first:],
             "pools": {name: _columns([point.get(name) for point in points]) for name in names},
         }
 

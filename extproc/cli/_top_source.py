@@ -31,9 +31,10 @@ def heard(before: Heard, ask: Callable[[float | None], Json], unix_s: float) -> 
     try:
         shown = ask(times[-1] if times else None)
         history = joined(before.history, shown["history"])
+        _ = shown["version"], shown["pools"][0]["endpoints"]
     except (AwayError, RefusedError) as error:
         return Heard(before.shown, before.history, before.at, str(error), number)
-    except (KeyError, TypeError):
+    except (LookupError, TypeError):
         trouble = "what answers there is not this service, or another version of it"
         return Heard(before.shown, before.history, before.at, trouble, number)
     return Heard(shown, history, unix_s, None, number)

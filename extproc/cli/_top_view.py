@@ -86,7 +86,8 @@ def picture(heard: Heard, look: Look, *, width: int, height: int | None, url: st
 def columns(endpoints: Sequence[Json], width: int) -> list[Column]:
     """Those for which there is room."""
     chosen = [each for each in COLUMNS if each.name != "why" or any(row["why"] for row in endpoints)]
-    while len(chosen) > 2 and sum(_width(each, endpoints) + 2 for each in chosen) - 2 > width:
+    widths = {each.name: _width(each, endpoints) + 2 for each in chosen}  # with the space between two
+    while len(chosen) > 2 and sum(widths[each.name] for each in chosen) - 2 > width:
         chosen.remove(max(chosen, key=lambda each: each.needed))
     return chosen
 
@@ -109,14 +110,18 @@ def column_named(name: str) -> Column:
 
 def trend(values: Sequence[float | None], most: int = _TREND, top: float | None = None) -> str:
     """Values as small bars, the means of neighbours where there are more than `most`; a space is unknown."""
-    step = max(1, -(-len(values) // most))
-    means = []
-    for i in range(len(values) % step, len(values), step):  # the last is of now
-        known = [each for each in values[i : i + step] if each is not None]
-        means.append(sum(known) / len(known) if known else None)
+    step = max(1, -(-len(values) // max(1, most)))
+    first = len(values) % step  # which are fewer, so that the last ones are not
+    pieces = [values[i : i + step] for i in range(first, len(values), step)]
+    means = [_mean(each) for each in ([values[:first], *pieces] if first else pieces)]
     highest = top or max((each for each in means if each is not None), default=0.0) or 1.0
     last = len(_BLOCKS) - 1
     return "".join(" " if each is None else _BLOCKS[min(last, round(last * each / highest))] for each in means)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) / len(known) if known else None
 
 
 def clean(text: str) -> str:
@@ -220,7 +225,7 @@ _TRENDS = (
 def _trends(past: Json, width: int) -> list[Text]:
     """The last hour, two in a line where there is room."""
     across = 2 if width >= 100 else 1
-    room = min(_TREND * (2 if width >= 140 else 1), width // across - 22)
+    room = max(1, min(_TREND * (2 if width >= 140 else 1), width // across - 22))
     made = []
     for title, name, top in _TRENDS if across > 1 else _TRENDS[:2]:
         values = past.get(name, [])

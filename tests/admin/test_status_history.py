@@ -124,3 +124,12 @@ def test_lately_counts_the_last_minutes_and_not_what_was_before() -> None:
     assert lately is not None
     assert (lately.of_s, lately.counts.picks["vllm"]) == (LATELY_S, 0)
     assert History().lately(made.router, now=0.0, streams=0) is None
+
+
+def test_a_time_can_be_asked_for_as_it_was_told() -> None:
+    made = Made(vllm=1)
+    for unix_s in (UNIX_S + 0.12345, UNIX_S + 1.98765):
+        made.history.look(made.router, now=made.now, unix_s=unix_s, streams=0)
+        last = made.history.since(None)["times"][-1]
+        assert made.history.since(float(f"{last}"))["times"] == []
+        assert made.history.since(float(f"{last:.3f}"))["times"] == []

@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -97,10 +98,26 @@ class Page:
             self.requested.append(told["request"]["url"])
 
 
+class Browser:
+    """Opens tabs."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+
+    @contextlib.asynccontextmanager
+    async def page(self) -> AsyncIterator[Page]:
+        """An empty tab, which is closed in the end."""
+        target = (await self._connection.ask("Target.createTarget", {"url": "about:blank"}))["targetId"]
+        try:
+            yield await self._connection.attach(target)
+        finally:
+            await self._connection.ask("Target.closeTarget", {"targetId": target})
+
+
 @contextlib.asynccontextmanager
-async def chromium(binary: str) -> AsyncIterator[Page]:
-    """A browser with one empty tab."""
-    folder = tempfile.mkdtemp(prefix="chromium-")
+async def chromium(binary: str) -> AsyncIterator[Browser]:
+    """A browser."""
+    folder = Path(tempfile.mkdtemp(prefix="chromium-"))
     process = await asyncio.create_subprocess_exec(
         *(binary, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"),
         stdin=asyncio.subprocess.DEVNULL,
@@ -112,11 +129,9 @@ async def chromium(binary: str) -> AsyncIterator[Page]:
         async with asyncio.timeout(_START_S):
             url = await _debugging_url(process)
         async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
-            async with asyncio.timeout(_START_S):
-                connection = _Connection(socket)
-                page = await connection.page()
+            connection = _Connection(socket)
             try:
-                yield page
+                yield Browser(connection)
             finally:
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     async with asyncio.timeout(5):
@@ -128,14 +143,12 @@ async def chromium(binary: str) -> AsyncIterator[Page]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        # What it has started may still write there for a moment.
-        await eventually(lambda: shutil.rmtree(folder, ignore_errors=True) or not _exists(folder), f"{folder} is gone")
+        await eventually(lambda: _removed(folder), f"{folder} is removed: what it has started may still write there")
 
 
-def _exists(folder: str) -> bool:
-    import os
-
-    return os.path.exists(folder)  # noqa: PTH110
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 async def _debugging_url(process: asyncio.subprocess.Process) -> str:
@@ -158,10 +171,8 @@ class _Connection:
         self._pages: dict[str, Page] = {}
         self._reading = asyncio.create_task(self._read(), name="DevTools")
 
-    async def page(self) -> Page:
-        target = await self.ask("Target.createTarget", {"url": "about:blank"})
-        attached = await self.ask("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
-        name = attached["sessionId"]
+    async def attach(self, target: str) -> Page:
+        name = (await self.ask("Target.attachToTarget", {"targetId": target, "flatten": True}))["sessionId"]
         page = self._pages[name] = Page(lambda method, parameters: self.ask(method, parameters, name))
         for domain in ("Page", "Runtime", "Log", "Network"):
             await page.ask(f"{domain}.enable")

@@ -6,6 +6,9 @@ const PATIENCE_MS = 10000;
 const pools = new Map();
 const picks = new Grid("Recent picks", PICK_COLUMNS);
 byId("picks-table").replaceWith(picks.table);
+const warningLines = [];
+const warningList = make("ul");
+const calm = make("p", { class: "calm" }, make("span", { class: "sign good", "aria-hidden": "true" }, "✓"), " Nothing to warn of.");
 let past = { times: [], pools: {} };
 let heard = null; // when it answered last
 let paused = false;
@@ -56,16 +59,23 @@ function draw(shown) {
 
 function drawWarnings(warnings) {
   const place = byId("warnings");
-  const wanted = JSON.stringify(warnings);
-  if (place.dataset.shown === wanted) return;
-  place.dataset.shown = wanted;
-  const lines = warnings.map(({ level, text }) => {
+  const lines = warnings.map(({ level, text }, i) => {
+    const line = (warningLines[i] ??= warningLine());
     const [sign, meaning] = LEVELS[level] ?? LEVELS.warning;
-    const words = make("span", {}, make("strong", {}, `${level}: `), text);
-    return make("li", { class: meaning }, make("span", { class: `sign ${meaning}`, "aria-hidden": "true" }, sign), words);
+    setAttributes(line.element, { class: meaning });
+    setAttributes(line.sign, { class: `sign ${meaning}` });
+    setText(line.sign, sign);
+    setText(line.level, `${level}: `);
+    setText(line.text, text);
+    return line.element;
   });
-  const calm = make("p", { class: "calm" }, make("span", { class: "sign good", "aria-hidden": "true" }, "✓"), " Nothing to warn of.");
-  place.replaceChildren(lines.length ? make("ul", {}, ...lines) : calm);
+  arrange(warningList, lines);
+  arrange(place, [lines.length ? warningList : calm]);
+}
+
+function warningLine() {
+  const [sign, level, text] = [make("span", { "aria-hidden": "true" }), make("strong"), make("span")];
+  return { element: make("li", {}, sign, make("span", {}, level, text)), sign, level, text };
 }
 
 async function ask() {

@@ -24,7 +24,18 @@ from extproc.pool.pool import Pool
 from extproc.router import PoolPlan, Router
 from extproc.scheduling.profiles import PROFILES
 from extproc.scheduling.shedding import ShedRule
-from tests.support.ext_proc_client import DUPLEX, Client, Service, Stream, body, destination, headers, response
+from tests.support.ext_proc_client import (
+    BUFFERED,
+    DUPLEX,
+    NONE,
+    Client,
+    Service,
+    Stream,
+    body,
+    destination,
+    headers,
+    response,
+)
 from tests.support.fleet import STALE_AFTER_S, observe_all
 from tests.support.waiting import eventually
 
@@ -355,6 +366,20 @@ async def test_the_charge_is_where_the_gateway_says_that_it_was_served(index: in
 async def test_a_gateway_that_does_not_say_or_names_a_stranger_changes_nothing(served: str | None) -> None:
     _, named, counted = await in_flight_after(served)
     assert {address for address, count in counted.items() if count} == {named[0]}
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, NONE], ids=["body first", "headers only"])
+async def test_it_is_heard_in_other_shapes_too(mode: int) -> None:
+    async with picker() as (service, client):
+        stream = client.stream()
+        first = body(BODY, first_with_mode=mode) if mode == BUFFERED else headers(mode, response_mode=NONE)
+        named = destination(await stream.ask(first)).split(",")
+        reply = await stream.ask(answered(named[1]))
+        assert reply is not None
+        assert reply.WhichOneof("response") == "response_headers"
+        assert await stream.end() == "OK"
+        (reservation,) = service.router.ledger.recent
+        assert str(reservation.member.address) == named[1]
 
 
 @pytest.mark.parametrize("status", ["", "x", "20", "2000", "²00"])

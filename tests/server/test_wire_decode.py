@@ -59,7 +59,7 @@ PATH = (":path", b"/v1/chat/completions")
         ),
         (
             ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders(headers=headers((":status", b"200")))),
-            Event(Part.RESPONSE_HEADERS),
+            Event(Part.RESPONSE_HEADERS, status=200),
         ),
         (
             ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders(end_of_stream=True)),

@@ -24,6 +24,11 @@ MOST_CONNECTIONS = 512  # Prometheus, probes, hooks of servers, people; one more
 IDLE_S = 20.0  # a connection on which no request is whole for so long is closed
 REQUEST_S = 60.0  # for a request's body to come and to be answered
 
+# When those connections are let go on which there was no whole request yet. The HTTP server's own timer begins with an
+# answer, in its older versions.
+_Heads = dict[web.RequestHandler, asyncio.TimerHandle]
+_HEADS = web.AppKey("heads", dict)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -41,8 +46,11 @@ class AdminPort:
     address: str  # host:port
     _runner: web.AppRunner
     _listeners: tuple[asyncio.Server, ...]
+    _heads: _Heads
 
     async def close(self) -> None:
+        for timer in self._heads.values():
+            timer.cancel()
         for listener in self._listeners:
             listener.close()
         await self._runner.cleanup()
@@ -58,6 +66,8 @@ async def open_port(settings: AdminSettings, application: web.Application) -> Ad
     tls = None
     if settings.tls is not None:
         tls = Certificates(settings.tls, "admin.tls", alpn=["http/1.1"], demand=False).context
+    heads: _Heads = {}
+    application[_HEADS] = heads
     host, number = split_host_port(settings.listen, lowest_port=0)
     sockets = bound(host, number, backlog=128)
     runner = web.AppRunner(
@@ -67,14 +77,23 @@ async def open_port(settings: AdminSettings, application: web.Application) -> Ad
     server = runner.server
     assert server is not None, "it is set up"
 
-    def protocol() -> asyncio.Protocol:
-        return _Full() if len(server.connections) >= MOST_CONNECTIONS else server()
-
     loop, timeout_s = asyncio.get_running_loop(), None if tls is None else HANDSHAKE_S
+
+    def protocol() -> asyncio.Protocol:
+        if len(server.connections) >= MOST_CONNECTIONS:
+            return _Full()
+        made = server()
+        heads[made] = loop.call_later(IDLE_S, let_go, made)
+        return made
+
+    def let_go(connection: web.RequestHandler) -> None:
+        del heads[connection]
+        connection.force_close()
+
     listeners = [
         await loop.create_server(protocol, sock=each, ssl=tls, ssl_handshake_timeout=timeout_s) for each in sockets
     ]
-    return AdminPort(format_host(host, sockets[0].getsockname()[1]), runner, tuple(listeners))
+    return AdminPort(format_host(host, sockets[0].getsockname()[1]), runner, tuple(listeners), heads)
 
 
 def guarded(guard: Guard, of_itself: Callable[[web.Request], bool]) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -85,6 +104,9 @@ def guarded(guard: Guard, of_itself: Callable[[web.Request], bool]) -> Callable[
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        waited_for = request.app.get(_HEADS, {}).pop(request.protocol, None)
+        if waited_for is not None:
+            waited_for.cancel()
         certified = bool(request.get_extra_info("peercert"))
         asked = Asked(
             request.method, request.path, request.headers, request.can_read_body, certified, of_itself(request)

@@ -39,7 +39,7 @@ def settings_from(
     assert path is not None
     loaded = load(path)
     if loaded.settings is not None and workers is not None:  # so that it is checked against Envoy's cluster
-        loaded = replace(loaded, settings=override(loaded.settings, None, None, workers))
+        loaded = replace(loaded, settings=override(loaded.settings, listen, None, workers))
     problems = check(loaded)
     for problem in problems:
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)

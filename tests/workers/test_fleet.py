@@ -235,7 +235,10 @@ def test_all_settings_reach_a_worker_as_they_are() -> None:
         "drain": {"state_file": "/tmp/drains.json", "floor": 2},
         "pools": {
             "vllm": {"endpoints": [{"address": "10.0.0.1:8000", "model": "a, b", "weight": 0.5, "drained": True}]},
-            "other": {"discovery": {"file": {"path": "/tmp/servers.yaml"}}, "scrape": {"interval_s": 2, "stale_after_s": 9}},
+            "other": {
+                "discovery": {"file": {"path": "/tmp/servers.yaml"}},
+                "scrape": {"interval_s": 2, "stale_after_s": 9},
+            },
         },
         "default_pool": "vllm",
     }

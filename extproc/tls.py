@@ -6,8 +6,9 @@ connections that are open stay as they are. Files that cannot be used, or are ha
 in use: that is logged once, and tried again with the next handshake.
 
 The outer context never changes: its server-name callback, which OpenSSL calls in every handshake whether or not the
-client names a server, puts the present one in its place. Sessions are not resumed, so that each connection is judged
-by the client CA of now.
+client names a server, puts the present one in its place. No tickets are given out, so that with TLS 1.3 no session is
+resumed and each connection is judged by the client CA of now. With 1.2 OpenSSL keeps sessions itself, for two hours,
+and Python cannot tell it not to.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,7 +79,6 @@ async def shown(
             raise ConnectionError("refused")
         tls = writer.get_extra_info("ssl_object")
         assert tls.selected_alpn_protocol() == "h2"
-        assert not tls.session_reused
         return str(tls.getpeercert()["serialNumber"]), str(tls.version())
     finally:
         writer.close()
@@ -147,6 +147,26 @@ async def test_old_versions_are_not_spoken(mounted: Mounted, first: Issued, leas
                 await shown(port, first.ca, newest=ssl.TLSVersion.TLSv1_2)
         else:
             assert (await shown(port, first.ca, newest=ssl.TLSVersion.TLSv1_2))[1] == accepted
+
+
+async def test_with_tls_1_3_no_session_is_resumed(mounted: Mounted, first: Issued) -> None:
+    """It would be judged by the client CA of the time when it began."""
+    context = ssl.create_default_context(cafile=first.ca.cert)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(first.client.cert, first.client.key)
+
+    def connect(port: int, before: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=before) as tls,
+        ):
+            assert tls.recv(5) == b"hello"
+            return tls.session, tls.session_reused
+
+    async with serving(Certificates(mounted.settings(mutual=True), "grpc.tls", alpn=["h2"])) as port:
+        session, _ = await asyncio.to_thread(connect, port, None)
+        _, reused = await asyncio.to_thread(connect, port, session)
+    assert not reused
 
 
 def test_a_version_may_be_written_as_a_number() -> None:

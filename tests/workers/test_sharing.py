@@ -205,6 +205,24 @@ def test_an_end_that_was_lost_is_made_up_for_by_the_next_census() -> None:
     assert one.open_count == 1
 
 
+def test_a_pick_that_is_told_after_its_end_is_learned_and_not_held() -> None:
+    one, other = Process(1), Process(2)
+    pick = one.pick(prompt(1), 1.0)
+    one.end(pick, 2.0)
+    picked, ended = one.take()
+    other.sharing.apply([ended, picked], 2.1)
+    assert other.open_count == 0
+    assert other.holds(prompt(1)) == one.holds(prompt(1))
+
+
+def test_what_is_told_twice_is_held_once() -> None:
+    one, other = Process(1), Process(2)
+    one.pick(prompt(1), 1.0)
+    told = one.take()
+    other.sharing.apply(told + told, 1.1)
+    assert other.open_count == 1
+
+
 def test_a_pick_of_a_server_that_another_has_replaced_charges_nobody() -> None:
     one, other = Process(1), Process(2)
     pick = one.pick("a", 1.0)

@@ -88,9 +88,9 @@ async def shown(
             pass
 
 
-async def refused(port: int, trusted: Signed, own: Signed | None = None) -> bool:
+async def refused(port: int, trusted: Signed, own: Signed | None = None, newest: ssl.TLSVersion | None = None) -> bool:
     try:
-        await shown(port, trusted, own)
+        await shown(port, trusted, own, newest)
     except OSError:
         return True
     return False
@@ -112,14 +112,17 @@ async def test_a_rotated_certificate_is_shown_from_the_next_connection_on(
     ]
 
 
-async def test_clients_are_judged_by_the_ca_of_now(mounted: Mounted, first: Issued, second: Issued) -> None:
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_clients_are_judged_by_the_ca_of_now(
+    mounted: Mounted, first: Issued, second: Issued, version: ssl.TLSVersion
+) -> None:
     async with serving(Certificates(mounted.settings(mutual=True), "grpc.tls", alpn=["h2"])) as port:
-        assert await shown(port, first.ca, first.client)
-        assert await refused(port, first.ca)
-        assert await refused(port, first.ca, second.client)
+        assert await shown(port, first.ca, first.client, version)
+        assert await refused(port, first.ca, None, version)
+        assert await refused(port, first.ca, second.client, version)
         mounted.put(first.service, second.ca)
-        assert await shown(port, first.ca, second.client)
-        assert await refused(port, first.ca, first.client)
+        assert await shown(port, first.ca, second.client, version)
+        assert await refused(port, first.ca, first.client, version)
 
 
 async def test_files_that_go_bad_leave_what_was_read_in_use_and_are_told_once(

@@ -1,7 +1,8 @@
 """What does a worker do? It answers Envoy on a port of its own, from a router that knows what all the others do.
 
 It asks no server and no source anything: the supervisor tells it. When the supervisor ends, or says so, or on SIGTERM,
-it ends as a service of one process does: not ready, then no new requests, then the open ones end.
+it ends as a service of one process does: not ready, then no new requests, then the open ones end. Without a supervisor
+it takes no new requests from the first moment on.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ class Worker:
                 background = [tasks.create_task(coroutine, name=name) for name, coroutine in coroutines.items()]
                 await self._stop.wait()
                 self._stopping = True
-                await self._front.leave(*(self._within or (settings.shutdown_notice_s, settings.shutdown_grace_s)))
+                notice_s, grace_s = self._within or (settings.shutdown_notice_s, settings.shutdown_grace_s)
+                # Alone, it has no time to give notice: its successor needs the port.
+                await self._front.leave(0.0 if self._gone.is_set() else notice_s, grace_s)
                 for task in background:
                     task.cancel()
         finally:

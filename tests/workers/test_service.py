@@ -204,12 +204,30 @@ async def test_sigterm_ends_all_in_order(servers: list[MetricsServer], tmp_path:
         assert not running.said("ERROR")
 
 
-async def test_workers_without_a_supervisor_end(servers: list[MetricsServer], tmp_path: Path) -> None:
-    async with serving(tmp_path, [servers[0].address]) as running:
-        pids = [each["pid"] for each in await running.workers()]
-        running.process.kill()
-        await running.process.wait()
-        await running.eventually(lambda: not any(runs(pid) for pid in pids), "the workers have ended")
+async def test_workers_without_a_supervisor_leave_their_ports_at_once_and_end_with_their_requests(
+    servers: list[MetricsServer], tmp_path: Path
+) -> None:
+    """So whoever starts the service again can; `shutdown_notice_s` would hold the ports for so long."""
+    async with serving(tmp_path, [servers[0].address], shutdown_notice_s=600, shutdown_grace_s=60) as running:
+        (stream, _, _), *_ = await picks(running, 1, 1)
+        workers = await running.workers()
+        running.process.kill()  # not waited for: asyncio waits for its pipe, too, which the workers hold
+
+        def ports_are_free() -> bool:
+            with socket.socket() as first, socket.socket() as second:
+                try:
+                    for own, worker in zip((first, second), workers, strict=True):
+                        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                        own.bind(("127.0.0.1", int(worker["address"].rpartition(":")[2])))
+                        own.listen()
+                except OSError:
+                    return False
+                return True
+
+        await running.eventually(ports_are_free, "the ports are free")
+        assert runs(workers[1]["pid"])
+        assert await stream.end() == "OK"
+        await running.eventually(lambda: not any(runs(each["pid"]) for each in workers), "the workers have ended")
         assert running.said("the supervisor has gone")
 
 

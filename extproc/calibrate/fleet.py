@@ -41,6 +41,8 @@ async def look(session: aiohttp.ClientSession, servers: aiohttp.ClientSession, s
     """Ask the service at its admin address for the servers of a pool, and each of these with the session `servers`,
     which may have a key. Raises CalibrationError."""
     status = await _json(session, f"{service}/status")
+    if isinstance(status, dict) and isinstance(status.get("error"), str):
+        raise ServerError(f"{service} refuses: {status['error'][:300]} (here: the variable EXTPROC_ADMIN_TOKEN)")
     pools = status.get("pools") if isinstance(status, dict) else None
     if not isinstance(pools, dict) or not pools:
         raise ServerError(f"what answers at {service} is not this service's admin port (admin.listen)")

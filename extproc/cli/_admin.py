@@ -81,6 +81,10 @@ class Rights:
     cert: Path | None = None
     key: Path | None = None
 
+    @classmethod
+    def of_environment(cls) -> Rights:
+        return cls(*map(_path, _VARIABLES))
+
     def token(self) -> str | None:
         """Raises typer.BadParameter: what should be a token is none."""
         given = os.environ.get(TOKEN_VARIABLE)
@@ -145,7 +149,7 @@ class Admin:
         if not full.startswith(("http://", "https://")):
             raise typer.BadParameter(f'"{url}": write http://host:port', param_hint="--admin")
         self.url = full.rstrip("/")
-        rights = rights if rights is not None else Rights(*map(_path, _VARIABLES))
+        rights = rights if rights is not None else Rights.of_environment()
         token = rights.token()
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._opener = self._opening(rights)

@@ -277,9 +277,14 @@ def _lengths(
 def _ask_fleet(service: str, pool: str | None, api_key: str | None, ca_file: str | None) -> Fleet:
     from extproc.calibrate.client import new_session
     from extproc.calibrate.fleet import look
+    from extproc.cli._admin import Rights
+
+    # Its own CA and token are those of all commands; --ca-file is of the server under test, and may be of both.
+    rights = Rights.of_environment()
+    ca = ca_file if rights.ca is None else str(rights.ca)
 
     async def ask() -> Fleet:
-        async with new_session(None, ca_file) as session, new_session(api_key, None) as servers:
+        async with new_session(rights.token(), ca) as session, new_session(api_key, None) as servers:
             return await look(session, servers, service, pool)
 
     return asyncio.run(ask())

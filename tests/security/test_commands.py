@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +19,8 @@ from extproc.admin import http
 from extproc.admin.drains import DrainDesk
 from extproc.admin.guard import Guard
 from extproc.admin.port import open_port
-from extproc.cli import _admin
+from extproc.calibrate.errors import CalibrationError
+from extproc.cli import _admin, calibrate
 from extproc.cli._admin import Admin, AwayError, RefusedError, Rights
 from extproc.config.settings import AdminSettings, TlsSettings
 from extproc.pool.deadline import Bounds
@@ -167,3 +169,17 @@ def test_every_command_that_asks_the_admin_port_takes_them(name: str) -> None:
     group: Any = get_command(app)
     options = {option for parameter in group.commands[name].params for option in parameter.opts}
     assert {"--admin", "--token-file", "--ca", "--cert", "--key"} <= options
+
+
+async def test_a_load_test_asks_the_service_with_the_token_of_the_environment(
+    first: Issued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`extproc calibrate --from-service`: of a port that shows nobody anything."""
+    monkeypatch.setenv("EXTPROC_ADMIN_CA", str(first.ca.cert))
+    async with port(settings(first, protect="all"), {"EXTPROC_ADMIN_TOKEN": "t0ken"}) as address:
+        ask = functools.partial(calibrate._ask_fleet, f"https://{address}", None, None, None)
+        with pytest.raises(CalibrationError, match="refuses: this needs the admin token"):
+            await asyncio.to_thread(ask)
+        monkeypatch.setenv("EXTPROC_ADMIN_TOKEN", "t0ken")
+        with pytest.raises(CalibrationError, match="is not this service's admin port"):  # it has no pools
+            await asyncio.to_thread(ask)

@@ -75,8 +75,11 @@ def routes(desk: DrainDesk) -> list[web.RouteDef]:
 
 
 def asked_by_the_server_itself(request: web.Request) -> bool:
-    """Whether a server asks for its own drain: its stop hook, from its own address."""
-    if request.method != "POST" or request.query.getall("by", []) != ["self"]:
+    """Whether a server asks for its own drain, or how that stands: its stop hook, from its own address."""
+    if request.method == "POST":
+        if request.query.getall("by", []) != ["self"]:
+            return False
+    elif request.method != "GET":
         return False
     found = _DRAIN.fullmatch(request.path)
     if found is None:

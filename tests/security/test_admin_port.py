@@ -24,7 +24,7 @@ ONE, TWO = "127.0.0.2", "127.0.0.3"  # servers, and the addresses that they ask 
 
 
 @asynccontextmanager
-async def opened(listen: str = "127.0.0.1:0", **environment: str) -> AsyncIterator[str]:
+async def opened(listen: str = "127.0.0.1:0", protect: str = "actions", **environment: str) -> AsyncIterator[str]:
     """One in front of two servers; 127.0.0.1:port."""
     servers = pool(0)
     servers.set_endpoints([Endpoint(Address.of(host, 8000)) for host in (ONE, TWO)])
@@ -35,7 +35,7 @@ async def opened(listen: str = "127.0.0.1:0", **environment: str) -> AsyncIterat
         raise RuntimeError("a bug")
 
     answers = http.Answers(ready=lambda: True, status=dict, explain=fails, decisions=lambda _: [], drains=desk)
-    settings = AdminSettings(listen=listen)
+    settings = AdminSettings.model_validate({"listen": listen, "protect": protect})
     guard = Guard.of(settings, environment)
     app = http.application(CollectorRegistry(), answers, max_body_bytes=10_000, guard=guard)
     made = await port.open_port(settings, app)
@@ -87,6 +87,14 @@ async def test_a_server_may_drain_itself_and_no_other(listen: str) -> None:
         assert await phase(address, ONE) is None
         assert (await ask(address, "POST", drain(ONE, "?by=self"), source=ONE))[0] == 200
         assert [await phase(address, host) for host in (ONE, TWO)] == ["draining", None]
+
+
+async def test_it_may_see_how_its_own_drain_stands_where_others_see_nothing() -> None:
+    async with opened("0.0.0.0:0", "all", EXTPROC_ADMIN_TOKEN="t0ken") as address:
+        assert (await ask(address, "POST", drain(ONE, "?by=self"), source=ONE))[0] == 200
+        assert (await ask(address, "GET", drain(ONE), source=ONE))[0] == 200
+        assert (await ask(address, "GET", drain(ONE), source=TWO))[0] == 401
+        assert (await ask(address, "GET", "/v1/drains", source=ONE))[0] == 401
 
 
 async def test_whoever_has_the_token_may_drain_any_from_anywhere() -> None:

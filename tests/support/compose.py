@@ -31,6 +31,7 @@ COMPOSE = yaml.safe_load(FILE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ENVOY = yaml.safe_load((ROOT / "envoy" / "envoy.yaml").read_text())
 
+PATIENCE_S = 180.0  # of each wait, on a machine that others use
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
@@ -123,9 +124,9 @@ async def _seen(http: aiohttp.ClientSession) -> dict[str, Any]:
         picks = (await page("http://127.0.0.1:9003/status"))["requests"]["picks"]
         return said if picks else None
 
-    states_seen = await eventually(states, "extproc sees all servers ready", timeout_s=60)
-    answer = await eventually(answered, "Envoy answers from a server that extproc picked", timeout_s=60)
-    scraped = await eventually(targets, "Prometheus has scraped", timeout_s=60)
+    states_seen = await eventually(states, "extproc sees all servers ready", timeout_s=PATIENCE_S)
+    answer = await eventually(answered, "Envoy answers from a server that extproc picked", timeout_s=PATIENCE_S)
+    scraped = await eventually(targets, "Prometheus has scraped", timeout_s=PATIENCE_S)
     rules = await page("http://127.0.0.1:9090/api/v1/rules")
     return {
         "states": states_seen,

@@ -12,15 +12,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import orjson
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.app import App
@@ -31,12 +29,13 @@ from extproc.endpoint import format_host, split_host_port
 from extproc.explanation import Logged
 from extproc.front import COUNTED
 from extproc.server.listener import ListenError
-from extproc.workers.counts import Name, Totals, explanation_of, unpack
+from extproc.workers.counts import Totals, explanation_of, unpack
 from extproc.workers.fleet import Row, Spread, drains_row, failing_row, recommended_row, state_rows
 from extproc.workers.link import VERSION, Kind, Link, frame
 from extproc.workers.messages import decode, encode
-from extproc.workers.restarts import Restarts
+from extproc.workers.metrics import WorkersCollector
 from extproc.workers.sharing import Sharing
+from extproc.workers.slot import Slot, end
 from extproc.workers.timing import CENSUS_S, FLUSH_S
 
 log = logging.getLogger(__name__)
@@ -60,39 +59,6 @@ class CrewError(Exception):
     """No worker can be kept running."""
 
 
-class _Slot:
-    """One of the workers: the process that is it at present, and what came before."""
-
-    def __init__(self, number: int, settings: str) -> None:
-        self.number = number
-        self.settings = settings
-        self.restarts = Restarts()
-        self.given_up = False
-        self.process: asyncio.subprocess.Process | None = None
-        self.link: Link | None = None
-        self.begin(0.0)
-
-    def begin(self, now: float) -> None:
-        """Another process."""
-        self.started_s = now
-        self.heard_s = now
-        self.prefix: str | None = None  # of its picks; None: its port is not open
-        self.address = ""
-        self.error: str | None = None  # why its port cannot be opened
-        self.settled = asyncio.Event()  # its port is open, or cannot be, or it has ended
-        self.eof = asyncio.Event()  # it says no more
-        self.counts: dict[Name, float] = {}
-        self.report: Mapping[str, Any] = {}
-        self.syncs: dict[bytes, asyncio.Future[None]] = {}  # asked for and not answered
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.returncode is None
-
-    def kill(self) -> None:
-        _kill(self.process)
-
-
 class Crew:
     """The workers of one `App`, in the place of its `Front`."""
 
@@ -112,11 +78,11 @@ class Crew:
         self._looks: set[asyncio.Future[None]] = set()
         settings = app.settings
         host, _ = split_host_port(settings.grpc.listen, lowest_port=0)
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         for number, port in enumerate(settings.worker_ports):
             grpc = settings.grpc.model_copy(update={"listen": format_host(host, port)})
             own = settings.model_copy(update={"grpc": grpc, "workers": 1})
-            self._slots.append(_Slot(number, own.model_dump_json()))
+            self._slots.append(Slot(number, own.model_dump_json()))
         spread.on_row = self._tell
 
     # Of `Fronts`.
@@ -199,10 +165,10 @@ class Crew:
         }
 
     def processes(self) -> list[dict[str, Any]]:
-        return [self._shown(slot) for slot in self._slots]
+        return [slot.shown() for slot in self._slots]
 
     def collectors(self) -> list[Collector]:
-        return [_Collector(self)]
+        return [WorkersCollector(self.processes)]
 
     # Processes.
 
@@ -213,7 +179,7 @@ class Crew:
             tasks.create_task(self._tick(), name="what workers are told")
             tasks.create_task(self._count_open(), name="census")
 
-    async def _spawn(self, slot: _Slot) -> None:
+    async def _spawn(self, slot: Slot) -> None:
         slot.begin(self._app.clock())
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -230,7 +196,7 @@ class Crew:
         first = {**self._start, "version": VERSION, "number": slot.number, "settings": slot.settings}
         slot.link.send(Kind.START, orjson.dumps(first))
 
-    async def _mind(self, slot: _Slot) -> None:
+    async def _mind(self, slot: Slot) -> None:
         """See that it runs."""
         while True:
             assert slot.process is not None, "it was started"
@@ -257,7 +223,7 @@ class Crew:
                 return
             await self._spawn(slot)
 
-    def _gone(self, slot: _Slot) -> int:
+    def _gone(self, slot: Slot) -> int:
         """Its process has ended. How many open picks of it are ours now."""
         for payload in slot.syncs:
             self._synced(slot, payload)
@@ -269,16 +235,16 @@ class Crew:
         prefix, slot.prefix = slot.prefix, None
         return 0 if prefix is None else self._sharing.died(prefix)
 
-    def _lost(self, slot: _Slot, eof: asyncio.Event) -> None:
+    def _lost(self, slot: Slot, eof: asyncio.Event) -> None:
         """Without a link it is of no use; it is about to end by itself, or has to be."""
         eof.set()
         if eof is slot.eof:
             slot.settled.set()
-            asyncio.get_running_loop().call_later(_EOF_S, _kill, slot.process)
+            asyncio.get_running_loop().call_later(_EOF_S, end, slot.process)
 
     # What they say.
 
-    def _receive(self, slot: _Slot, kind: Kind, payload: bytes) -> None:
+    def _receive(self, slot: Slot, kind: Kind, payload: bytes) -> None:
         slot.heard_s = self._app.clock()
         match kind:
             case Kind.SHARED:
@@ -298,7 +264,7 @@ class Crew:
             case _:
                 raise ValueError(f"{kind.name} is not for the supervisor")
 
-    def _greeted(self, slot: _Slot, hello: Mapping[str, Any]) -> None:
+    def _greeted(self, slot: Slot, hello: Mapping[str, Any]) -> None:
         """It can serve: tell it all there is to know, and from now on all that comes."""
         slot.error = hello.get("error")
         if slot.error is None:
@@ -310,7 +276,7 @@ class Crew:
             slot.prefix, slot.address = hello["prefix"], hello["address"]
         slot.settled.set()
 
-    def _counted(self, slot: _Slot, report: dict[str, Any]) -> None:
+    def _counted(self, slot: Slot, report: dict[str, Any]) -> None:
         counts = unpack(report.pop("counts"))
         self._totals.add(counts, slot.counts)
         self._totals.gauges(slot.number, report["gauges"])
@@ -321,7 +287,7 @@ class Crew:
             if reservation is not None:
                 router.decisions.append(Logged(reservation, explanation_of(found)))
 
-    async def _look_again(self, slot: _Slot, pool: str, number: int) -> None:
+    async def _look_again(self, slot: Slot, pool: str, number: int) -> None:
         link = slot.link
         await self._app.keeper.look_again(pool)
         self._flush()
@@ -345,7 +311,7 @@ class Crew:
         if self._sharing.waiting:
             self._pass_on(frame(Kind.SHARED, encode(self._sharing.take())))
 
-    def _pass_on(self, framed: bytes, but: _Slot | None = None) -> None:
+    def _pass_on(self, framed: bytes, but: Slot | None = None) -> None:
         for slot in self._slots:
             if slot.prefix is not None and slot is not but and slot.link is not None:
                 slot.link.pass_on(framed)
@@ -367,7 +333,7 @@ class Crew:
         for slot in self._slots:
             slot.syncs.pop(payload, None)
 
-    def _synced(self, slot: _Slot, payload: bytes) -> None:
+    def _synced(self, slot: Slot, payload: bytes) -> None:
         sync = slot.syncs.get(payload)
         if sync is not None and not sync.done():
             sync.set_result(None)
@@ -394,7 +360,7 @@ class Crew:
             self._told[key] = row
             self._tell(row)
 
-    def _end_if_silent(self, slot: _Slot, now: float) -> None:
+    def _end_if_silent(self, slot: Slot, now: float) -> None:
         if not slot.alive or self._leaving:
             return
         silent_s = now - slot.heard_s
@@ -411,59 +377,6 @@ class Crew:
                 self._flush()
                 self._pass_on(frame(Kind.SHARED, encode(census)))
 
-    def _shown(self, slot: _Slot) -> dict[str, Any]:
-        report = slot.report
-        state = "given up" if slot.given_up else "starting" if slot.prefix is None else "not ready"
-        return {
-            "number": slot.number,
-            "state": "ready" if report.get("ready") else state,
-            "address": slot.address,
-            "pid": slot.process.pid if slot.process is not None and slot.alive else None,
-            "restarts": slot.restarts.count,
-            "picks": report.get("picks"),
-            "open_streams": report["gauges"]["open_streams"] if report else None,
-            "lag_s": report.get("lag_s"),
-            "cpu_s": report.get("cpu_s"),
-            "memory_bytes": _resident(slot.process.pid) if slot.process is not None and slot.alive else None,
-        }
-
-
-class _Collector:
-    """What Prometheus sees of the workers, beside what they do together."""
-
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        label = ["worker"]
-        up = GaugeMetricFamily("extproc_worker_ready", "1 while Envoy may send this worker requests.", labels=label)
-        restarts = CounterMetricFamily(
-            "extproc_worker_restarts", "Times that this worker has ended by itself.", labels=label
-        )
-        picks = CounterMetricFamily(
-            "extproc_worker_picks", "Requests that this worker has routed since it started.", labels=label
-        )
-        cpu = CounterMetricFamily(
-            "extproc_worker_cpu_seconds", "CPU that this worker has used since it started.", labels=label
-        )
-        memory = GaugeMetricFamily("extproc_worker_resident_memory_bytes", "Memory of this worker.", labels=label)
-        lag = GaugeMetricFamily(
-            "extproc_worker_lag_seconds",
-            "Longest time until this worker knew of a pick of another, lately.",
-            labels=label,
-        )
-        for shown in self._crew.processes():
-            key = [str(shown["number"])]
-            up.add_metric(key, float(shown["state"] == "ready"))
-            restarts.add_metric(key, shown["restarts"])
-            for gauge, name in ((picks, "picks"), (cpu, "cpu_s"), (memory, "memory_bytes"), (lag, "lag_s")):
-                if shown[name] is not None:
-                    gauge.add_metric(key, shown[name])
-        yield from (up, restarts, picks, cpu, memory, lag)
-
 
 def _json(rows: list[Row]) -> bytes:
     return orjson.dumps(rows)
@@ -475,17 +388,3 @@ def _ended_by(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"
     return f"was ended by signal {-code}"
-
-
-def _resident(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - of /proc, many times
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _kill(process: asyncio.subprocess.Process | None) -> None:
-    if process is not None and process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()

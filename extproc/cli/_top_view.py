@@ -21,7 +21,8 @@ UNKNOWN = "-"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TREND = 30  # characters, at most
 _BAR = 8  # characters
-_PICKS = 5
+_PICKS = 5  # shown if there is room for some endpoints, too; more where all of them find room
+_AROUND = 6  # lines of a pool beside its endpoints: figures, trends, headings, recommendation
 _LEVELS = {"critical": "bold red", "warning": "yellow", "note": "dim"}
 # The worst first, with its colour.
 _STATES = {
@@ -72,15 +73,22 @@ def picture(heard: Heard, look: Look, *, width: int, height: int | None, url: st
         parts = [part for pool in pools for part in (Text(), *_pool(heard, pool, look, width, None))]
         return _fitted([*head, *_warnings(heard, None), *parts, Text(), *_picks(heard, None)], width)
     number = look.pool % len(pools)
-    foot = _keys(width)
     room = height - len(head) - 1
     warnings = _warnings(heard, max(0, min(room - 8, max(2, height // 5))))
     room -= len(warnings)
-    picks = _picks(heard, min(_PICKS, room - 18)) if room > 18 else []
+    needed = len(pools[number]["endpoints"]) + _AROUND
+    picks = _picks(heard, max(min(_PICKS, room - 18), room - needed - 2))
     body = _pool(heard, pools[number], look, width, room - len(picks), number=(number, len(pools)))
-    lines = [*head, *warnings, *body, *picks]
-    filled = sum(each.row_count + 1 if isinstance(each, Table) else 1 for each in lines)
-    return _fitted([*lines, *[Text()] * (height - filled - 1), foot], width)
+    lines = [*head, *warnings]
+    spare = height - 1 - sum(map(_height, (*lines, *body, *picks)))
+    for part in filter(None, (body, picks)):
+        lines += [Text(), *part] if spare > 0 else part
+        spare -= 1
+    return _fitted([*lines, *[Text()] * spare, _keys(width)], width)
+
+
+def _height(line: RenderableType) -> int:
+    return line.row_count + 1 if isinstance(line, Table) else 1
 
 
 def columns(endpoints: Sequence[Json], width: int) -> list[Column]:
@@ -272,7 +280,7 @@ def _advice(pool: Json) -> list[Text]:
 def _picks(heard: Heard, most: int | None) -> list[RenderableType]:
     """The last ones and why; with their heading `most` + 1 lines."""
     assert heard.shown is not None
-    picks = heard.shown["picks"][:most]
+    picks = heard.shown["picks"] if most is None else heard.shown["picks"][: max(0, most)]
     if not picks:
         return []
     lines: list[RenderableType] = [Text("the last picks, and why", style="dim")]

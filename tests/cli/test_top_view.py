@@ -46,7 +46,7 @@ def test_it_shows_what_the_page_shows() -> None:
     assert seen[0].startswith("extproc 1.2.3 at http://127.0.0.1:9003  ready  ")
     assert "40 picks, 0 in flight" in seen[0]
     assert seen[1] == "warning: pool vllm: 1 of 8 endpoints is unhealthy: 10.0.0.3:8000 (connection refused)"
-    assert seen[3].startswith("pool vllm  1 unhealthy  1 draining  6 ready  waiting ")
+    assert seen[4].startswith("pool vllm  1 unhealthy  1 draining  6 ready  waiting ")
     assert row(seen, "10.0.0.3:8000").endswith("connection refused")
     assert "draining" in row(seen, "10.0.0.2:8000")
     assert row(seen, "10.0.0.4:8000").split()[1:5] == ["ready", "-", "-", "0"]
@@ -191,3 +191,11 @@ def test_what_is_not_this_service_is_told() -> None:
         found = heard(Heard(), lambda _, answer=answer: answer, 0.0)
         assert found.trouble == "what answers there is not this service, or another version of it"
         assert found.shown is None
+
+
+def test_what_room_there_is_goes_to_the_picks() -> None:
+    found = asked(fleet())
+    for height, picks in ((24, 4), (32, 12)):
+        seen = lines(found, width=100, height=height)
+        assert sum(" ago 10.0.0." in line for line in seen) == picks
+        assert sum(line.startswith("10.0.0.") for line in seen) == 8

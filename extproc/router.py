@@ -78,7 +78,6 @@ class Witness(Protocol):
     def picked(self, reservation: Reservation, held_ratio: float) -> None:
         """`held_ratio`: the part of its prompt that the server holds, 0 to 1."""
 
-
     def ended(self, reservation: Reservation) -> None:
         """Its charge ended, also of one that was picked elsewhere."""
 

@@ -6,8 +6,8 @@ Ended reservations wait `LOG_WAIT_S` for their log entry and are then forgotten.
 end nobody tells, not even a sample, is over after `DETACHED_MAX_S`: nothing else would ever release it when its server
 has left or reports no load.
 
-A gateway that shows us responses tells who serves and with which status as each begins (`answered`). What that says of a
-failure counts at once; where no log entry follows it stands for how the request went.
+A gateway that shows us responses tells who serves and with which status as each begins (`answered`). What that says of
+a failure counts at once; where no log entry follows it stands for how the request went.
 
 How it went counts for the health of each server that was tried, once. A server that did not serve in the end is judged
 by how the attempt at it ended, which Envoy tells by another stream, so before or after the request's own entry. Where

@@ -18,13 +18,13 @@ from extproc.autoscale.latest import Explained
 from extproc.request import RawRequest
 
 INDEX = f"""extproc admin
-  /status     what the service knows and does, as JSON
+{status_pages.INDEX}  /status     what the service knows and does, as JSON
   /explain    POST a request's body: where it would go now, and why; ?path=/v1/chat/completions&pool=...
   /decisions  a sample of the last picks, why they were made and how they ended; ?limit=20
   /metrics    for Prometheus
   /healthz    200 while the process runs
   /readyz     200 while Envoy may send requests here, else 503
-{drain_pages.INDEX}{autoscale_pages.INDEX}{status_pages.INDEX}"""
+{drain_pages.INDEX}{autoscale_pages.INDEX}"""
 DECISIONS_SHOWN = 20
 
 

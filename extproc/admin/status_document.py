@@ -14,7 +14,11 @@ from functools import cache
 from importlib import resources
 
 _STYLE, _SCRIPT = "/* style */", "/* script */"  # the marks
-_SCRIPTS = ("elements.js", "words.js", "chart.js", "sorting.js", "draw.js", "poll.js")  # each uses those before
+# Each uses those before it.
+_SCRIPTS = (
+    *("elements.js", "words.js", "chart.js", "sorting.js"),
+    *("cells.js", "advice.js", "pool.js", "picks.js", "poll.js"),
+)
 
 
 @dataclass(frozen=True, slots=True)

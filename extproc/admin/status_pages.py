@@ -11,8 +11,8 @@ from aiohttp import web
 from extproc.admin.status_document import document
 
 INDEX = """\
-  /                              in a browser: the status page
-  /status.json                   what it shows, as JSON; ?since=: of the history only what is newer than that Unix time
+  /           in a browser: the status page
+  /status.json  what that shows, as JSON; ?since=: of the history only what is newer than that Unix time
 """
 
 

@@ -1,4 +1,4 @@
-// How is an hour drawn? Lines over time as SVG; a value that is unknown leaves a gap. Pointing at one tells its value then.
+// How is an hour drawn? Lines over time as SVG; what is unknown leaves a gap. Pointing at a line tells its value then.
 
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 60];
@@ -35,7 +35,7 @@ class Chart {
   draw(times, series) {
     Object.assign(this, { times, series });
     const values = series.flatMap((each) => each.values).filter(known);
-    const last = times.length ? times[times.length - 1] : 0;
+    const last = times.at(-1) ?? 0;
     const first = Math.min(times.length ? times[0] : 0, last - LEAST_S);
     const most = this.top ?? above(Math.max(0, ...values));
     this.x = (time) => (WIDTH * (time - first)) / (last - first || 1);
@@ -51,14 +51,18 @@ class Chart {
     }
     this.mark = svg("path", { class: "mark", d: "" });
     this.picture.replaceChildren(...paths, this.mark);
-    const line = series.find((each) => each.kind === "line")?.values.filter(known) ?? [];
-    const range = line.length
-      ? `now ${this.show(line[line.length - 1])}, least ${this.show(Math.min(...line))}, most ${this.show(Math.max(...line))}`
-      : "nothing is known";
-    setAttributes(this.picture, { "aria-label": `${this.title}, the last ${span(last - (times[0] ?? last))}: ${range}` });
+    const length = span(last - (times[0] ?? last));
+    setAttributes(this.picture, { "aria-label": `${this.title}, the last ${length}: ${this.inWords()}` });
     setText(this.range, values.length ? `0 – ${this.show(most)}` : "");
     setText(this.start, times.length ? `${span(last - first)} ago` : "");
     this.point(this.at);
+  }
+
+  inWords() {
+    const values = this.series[0].values.filter(known);
+    if (!values.length) return "nothing is known";
+    const [now, least, most] = [values.at(-1), Math.min(...values), Math.max(...values)].map(this.show);
+    return `now ${now}, least ${least}, most ${most}`;
   }
 
   pieces(times, values, y) {

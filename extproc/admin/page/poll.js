@@ -8,7 +8,8 @@ const picks = new Grid("Recent picks", PICK_COLUMNS);
 byId("picks-table").replaceWith(picks.table);
 const warningLines = [];
 const warningList = make("ul");
-const calm = make("p", { class: "calm" }, make("span", { class: "sign good", "aria-hidden": "true" }, "✓"), " Nothing to warn of.");
+const calm = make("p", { class: "calm" });
+signed(calm, "✓", "Nothing to warn of.", "good");
 let past = { times: [], pools: {} };
 let heard = null; // when it answered last
 let paused = false;
@@ -42,7 +43,8 @@ function remember(news) {
 function draw(shown) {
   setText(byId("version"), shown.version);
   signed(byId("ready"), shown.ready ? "●" : "◌", shown.ready ? "ready" : "not ready", shown.ready ? "good" : "bad");
-  setText(byId("since"), `up ${span(shown.uptime_s)} · ${number(shown.requests.picks)} picks · ${number(shown.requests.in_flight)} in flight`);
+  const { picks: made, in_flight } = shown.requests;
+  setText(byId("since"), `up ${span(shown.uptime_s)} · ${number(made)} picks · ${number(in_flight)} in flight`);
   drawWarnings(shown.warnings);
   const names = shown.pools.map((each) => each.name);
   for (const name of pools.keys()) if (!names.includes(name)) pools.delete(name);
@@ -83,7 +85,8 @@ async function ask() {
   asking = true;
   try {
     const last = past.times[past.times.length - 1];
-    const answer = await fetch(`status.json${known(last) ? `?since=${last}` : ""}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    const url = `status.json${known(last) ? `?since=${last}` : ""}`;
+    const answer = await fetch(url, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (!answer.ok) throw new Error(`it answers ${answer.status} ${answer.statusText}`);
     const shown = await answer.json();
     remember(shown.history);
@@ -94,7 +97,8 @@ async function ask() {
     setText(byId("fresh"), `as of ${clock(heard)}`);
   } catch (error) {
     const since = heard === null ? "" : ` Shown is what it said at ${clock(heard)}.`;
-    setText(byId("away"), `The service does not answer (${error.message}).${since} It is asked again every ${EVERY_MS / 1000} s.`);
+    const again = `It is asked again every ${EVERY_MS / 1000} s.`;
+    setText(byId("away"), `The service does not answer (${error.message}).${since} ${again}`);
     byId("away").hidden = false;
     document.body.classList.add("old");
   } finally {

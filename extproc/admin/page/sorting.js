@@ -3,16 +3,19 @@
 const FEW = 25; // rows that are shown unless all are asked for
 
 class Grid {
-  // Columns: {title, hint, show(cell, row), value(row) to sort by, number, shown(rows): whether it is worth its place}. `order`: the column to sort by and 1 or -1.
+  // Columns: {title, hint, class, number, show(cell, row), value(row): to sort by, shown(rows): whether it is worth its
+  // place}. `order`: {column, way} to sort by, 1 or -1; `short`: not all rows are shown before somebody asks.
   constructor(caption, columns, { order = null, short = false } = {}) {
     Object.assign(this, { columns, order, all: !short, find: "", shown: [], rows: new Map() });
     this.head = make("tr");
     this.body = make("tbody");
-    this.table = make("table", {}, make("caption", { class: "unseen" }, caption), make("thead", {}, this.head), this.body);
+    const title = make("caption", { class: "unseen" }, caption);
+    this.table = make("table", {}, title, make("thead", {}, this.head), this.body);
     this.headings = columns.map((column, i) => {
       const heading = make("th", { scope: "col", class: column.number ? "number" : "", title: column.hint ?? null });
       if (column.value) {
-        const button = make("button", { type: "button" }, column.title, make("span", { class: "arrow", "aria-hidden": "true" }));
+        const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
+        const button = make("button", { type: "button" }, column.title, arrow);
         button.addEventListener("click", () => this.sortBy(i));
         heading.append(button);
       } else {

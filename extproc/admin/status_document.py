@@ -1,7 +1,7 @@
 """What is the status page, as one document?
 
 The page is written in parts (`page/`): the document with two marks, its style and its scripts. They are put together
-when the first one asks. Nothing is loaded from elsewhere: the policy that goes with the document allows its own style
+at the start. Nothing is loaded from elsewhere: the policy that goes with the document allows its own style
 and scripts, by their hashes, and questions to the server that it came from.
 """
 

@@ -19,11 +19,11 @@ INDEX = """\
 def routes(view: Callable[[float | None], Mapping[str, Any]], index: str) -> list[web.RouteDef]:
     """Their routes. `view`: what the page shows, with the history since a Unix time, None: all of it. `index`: what
     others than browsers get at /."""
+    shown = document()  # now: the files may be another version's when somebody asks
 
     async def page(request: web.Request) -> web.Response:
         if not _browser(request):
             return web.Response(text=index, headers={"Vary": "Accept"})
-        shown = document()
         return web.Response(
             text=shown.text,
             content_type="text/html",

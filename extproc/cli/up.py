@@ -58,7 +58,7 @@ def up(
         try:
             await stack.start()
             log.info("Envoy serves on %s; its admin on %s", urls(stack.data), stack.admin.url)
-            log.info("status: http://%s/status   metrics: http://%s/metrics", *(2 * [stack.app.admin_address]))
+            log.info("status page: http://%s/   metrics: http://%s/metrics", *(2 * [stack.app.admin_address]))
             await stack.wait(stop)
         finally:
             await stack.stop()

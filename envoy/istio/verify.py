@@ -108,11 +108,13 @@ def _of_listener(listener: Json, manager: Json, service: str) -> Iterator[tuple[
     yield ordered, f"{where}: in order, before the router" + ("" if ordered else f"; the order is {', '.join(names)}")
     settings = {each["name"]: each.get("typed_config", {}) for each in manager.get("http_filters", [])}
     if "extproc" in settings:
-        asked = settings["extproc"].get("grpc_service", {}).get("envoy_grpc", {}).get("cluster_name")
+        grpc = settings["extproc"].get("grpc_service", {}).get("envoy_grpc", {})
+        asked, named = grpc.get("cluster_name"), "authority" in grpc
         yield (
             asked == service,
             f"{where}: extproc is asked at {service}" + ("" if asked == service else f", not at {asked}"),
         )
+        yield named, f"{where}: and by the name of a host" + ("" if named else ": give envoy_grpc an authority")
     limit = settings.get("extproc.buffer", {}).get("max_request_bytes")
     buffer = listener.get("per_connection_buffer_limit_bytes")
     cure = "" if buffer == limit else f", not {buffer or '1048576, the default'}: the LISTENER patch has not matched"

@@ -298,6 +298,12 @@ def _twice(filters: Json) -> None:
     patches += [patch for patch in patches if patch["patch"]["operation"] == "INSERT_BEFORE"]
 
 
+def _no_authority(filters: Json) -> None:
+    for patch in filters["spec"]["configPatches"]:
+        if patch["patch"]["value"].get("name") == "extproc":
+            del patch["patch"]["value"]["typed_config"]["grpc_service"]["envoy_grpc"]["authority"]
+
+
 def _wrong_port(filters: Json) -> None:
     for patch in filters["spec"]["configPatches"]:
         if patch["applyTo"] in ("LISTENER", "CLUSTER"):
@@ -310,6 +316,7 @@ MISTAKES = {
     "the route's name": (_no_route, ["the HTTP_ROUTE patch has not matched"]),
     "the anchor": (_no_router, ["the HTTP_FILTER patches have not matched"]),
     "applied twice": (_twice, ["but it is there 2 times: two EnvoyFilters add it", "in order"]),
+    "the authority": (_no_authority, ["give envoy_grpc an authority"]),
     "the ports": (_wrong_port, ["the LISTENER patch has not matched", "the CLUSTER patch has not matched"]),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,16 @@ def test_a_request_whose_body_was_not_read_is_told_as_such() -> None:
     pick = made.view()["picks"][0]
     assert pick["prompt_tokens"] is None
     assert pick["model"] is None
+
+
+def test_the_page_of_the_docs_names_every_field() -> None:
+    made = Made(Advice(vllm=advised()), vllm=1)
+    made.hour(2)
+    page = (Path(__file__).parents[2] / "docs" / "status-page.md").read_text()
+    named = set(re.findall(r"`([a-z0-9_]+)`|`(?:[a-z]+\[\]\.)?([a-z_]+)(?:\[\])?`", page))
+    known = {name for pair in named for name in pair}
+    view = made.view()
+    (pool,) = view["pools"]
+    columns = view["history"]["pools"]["vllm"]
+    fields = {*view, *view["requests"], *pool, *pool["endpoints"][0], *view["picks"][0], *columns} - {"every_s", "kept"}
+    assert fields - known == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +200,8 @@ def test_what_room_there_is_goes_to_the_picks() -> None:
         seen = lines(found, width=100, height=height)
         assert sum(" ago 10.0.0." in line for line in seen) == picks
         assert sum(line.startswith("10.0.0.") for line in seen) == 8
+
+
+def test_the_page_of_the_docs_names_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "top.md").read_text()
+    assert [each.name for each in COLUMNS if f"`{each.name}`" not in page] == []

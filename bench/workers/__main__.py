@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.common.page import write
 from bench.workers.policy import shared
 from extproc.sim import fleet
 from extproc.sim.grid import ENGINES
@@ -163,7 +164,7 @@ def main() -> None:
     leftovers = [each for each in runs if each.left]
     if leftovers:
         sys.exit(f"something is left in flight: {leftovers}")
-    options.out.write_text("\n".join(page(runs)))
+    write(options.out, "\n".join(page(runs)))
     print(f"wrote {options.out}")
     missed = [
         f"{workload}, {name}: {value:+.1%}"

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.02  # how soon workers are told of a drain that nobody here asked for
 SYNC_S = 0.5  # longest wait until all know of one that somebody did
-UP_S = 30.0  # a worker that has not opened its port by then is ended
-SILENT_S = 10.0  # one that has not reported for so long hangs, and is ended
+UP_S = 60.0  # a worker that has not opened its port by then is ended
+SILENT_S = 30.0  # one that has not reported for so long hangs, and is ended
 _EXIT_S = 5.0  # after the longest that a worker may take to end in order
 _EOF_S = 1.0  # for the last words of a process that has ended
 

@@ -37,7 +37,7 @@ from extproc.workers.timing import CENSUS_S, COUNTS_S, FLUSH_S
 
 log = logging.getLogger(__name__)
 
-START_S = 30.0  # longest wait for the supervisor's first word
+START_S = 60.0  # longest wait for the supervisor's first word
 _LAST_WORDS_S = 1.0  # for them to be on their way
 _LOOK_S = MODELS_WAIT_S + 0.1  # what the supervisor takes at most, and the way
 

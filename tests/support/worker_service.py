@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 
 Json = dict[str, Any]
 QUICK = {"interval_s": 0.1, "timeout_s": 2, "stale_after_s": 5, "max_backoff_s": 0.2}
-TIMEOUT_S = 60.0  # of each wait: the machine may be busy
+TIMEOUT_S = 120.0  # of each wait: the machine may be busy
 
 
 @dataclass
@@ -97,8 +97,10 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, servers: list[str], *, workers: int = 2, **other: Any) -> AsyncIterator[Running]:
-    """Started, with all workers ready. All that it starts ends with it."""
+async def serving(
+    folder: Path, servers: list[str], *, workers: int = 2, pool: Json | None = None, **other: Any
+) -> AsyncIterator[Running]:
+    """Started, with all workers ready. All that it starts ends with it. `pool`, `other`: more of its settings."""
     first = free_ports(workers)
     admin = f"127.0.0.1:{free_port()}"
     document: Json = {
@@ -108,7 +110,7 @@ async def serving(folder: Path, servers: list[str], *, workers: int = 2, **other
         "scrape": QUICK,
         "shutdown_notice_s": 0,
         "shutdown_grace_s": 5,
-        "pools": {"vllm": {"endpoints": [{"address": address} for address in servers]}},
+        "pools": {"vllm": {"endpoints": [{"address": address} for address in servers]} | (pool or {})},
     }
     path = folder / "extproc.yaml"
     path.write_text(json.dumps(document | other))

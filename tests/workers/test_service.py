@@ -12,10 +12,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
 from extproc.config.settings import WORKER_PORTS_APART
+from extproc.pb.core_pb2 import DRAINING, HEALTHY
+from extproc.pb.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+from extproc.pb.endpoint_pb2 import ClusterLoadAssignment
+from extproc.pb.externalscaler_pb2 import GetMetricsRequest, GetMetricsResponse, ScaledObjectRef
+from extproc.server.assignment import TYPE_URL
 from tests.support.envoy_wheels import ROOT
 from tests.support.ext_proc_client import BUFFERED, Stream, body, destination, log_batch, pick_id
 from tests.support.metrics_server import MetricsServer
@@ -42,7 +48,8 @@ async def servers() -> AsyncIterator[list[MetricsServer]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(servers: list[MetricsServer], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    async with serving(tmp_path_factory.mktemp("workers"), [server.address for server in servers]) as found:
+    folder, scaled = tmp_path_factory.mktemp("workers"), {"autoscale": {"min_replicas": 3, "max_replicas": 5}}
+    async with serving(folder, [server.address for server in servers], pool=scaled) as found:
         yield found
 
 
@@ -134,6 +141,43 @@ async def test_a_drain_over_the_one_admin_port_holds_for_all_workers_at_once_and
     back = await picks(running, 0, 1) + await picks(running, 1, 1)
     assert [server for _, server, _ in back] == [drained, drained]
     await end(running, *(each for each, _, _ in open_ + back))
+
+
+async def test_each_worker_tells_envoy_and_keda_what_the_supervisor_knows(
+    running: Running, servers: list[MetricsServer]
+) -> None:
+    """EDS and KEDA's scaler come to whichever worker they like."""
+    drained = servers[1].address
+    async with running.http.post(f"http://{running.admin}/v1/endpoints/{drained}/drain") as answer:
+        assert answer.status == 200
+    for client in running.clients:
+        said: dict[str, int] = {}
+        call = client.channel.stream_stream("/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints")()
+        await call.write(DiscoveryRequest(resource_names=["vllm"], type_url=TYPE_URL).SerializeToString())
+        while said.get(drained) != DRAINING:  # it is told when the worker looks next
+            response = DiscoveryResponse.FromString(await asyncio.wait_for(call.read(), 30))
+            (found,) = [ClusterLoadAssignment.FromString(each.value) for each in response.resources]
+            for host in found.endpoints[0].lb_endpoints:
+                socket_address = host.endpoint.address.socket_address
+                said[f"{socket_address.address}:{socket_address.port_value}"] = host.health_status
+        assert said == {each.address: DRAINING if each.address == drained else HEALTHY for each in servers}
+        call.cancel()
+
+        ask = client.channel.unary_unary(
+            "/externalscaler.ExternalScaler/GetMetrics", response_deserializer=GetMetricsResponse.FromString
+        )
+
+        async def recommended(ask: Any = ask) -> list[int]:
+            request = GetMetricsRequest(scaledObjectRef=ScaledObjectRef(name="vllm"))
+            try:
+                return [each.metricValue for each in (await ask(request.SerializeToString())).metricValues]
+            except grpc.aio.AioRpcError:  # not known yet
+                return []
+
+        found_servers = await running.eventually(recommended, "it answers KEDA")
+        assert found_servers == [(await running.get("/autoscale/v1/pools/vllm"))["desired"]] == [3]
+    async with running.http.delete(f"http://{running.admin}/v1/endpoints/{drained}/drain") as answer:
+        assert answer.status == 200
 
 
 async def test_a_worker_that_is_killed_comes_back_and_knows_what_the_others_do(

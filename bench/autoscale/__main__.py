@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "benchmarks" / "autoscale.md"
 OUT = ROOT / "bench" / "out" / "autoscale.json"
 OF_TABLE = ("day", "step", "ramp", "lengths", "large-step", "large-ramp", "large-lengths")
 POLICIES = ("ours", "hpa-waiting", "hpa-kv", "keda-rate", "static-peak", CLAIRVOYANT, NO_FORESIGHT)
-SEEDS = (4,)  # held out: the recommender was made with seed 1
+SEEDS = (5,)  # held out: the recommender was made with seeds 1 to 4
 
 
 def _one(scenario: str, policy: str, seed: int) -> list[Cell]:

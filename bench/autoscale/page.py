@@ -67,8 +67,9 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
         " fills at the knee, times one factor, the smallest with which"
         f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",
-        f"{of_seeds} {told}; the recommender was made with seed 1, and saw no other. In bold: what has {ATTAINED:.0%}"
-        f" in target for at most {AIM:g} of the bound's replica-hours.\n",
+        f"{of_seeds} {told}; the recommender was made with seeds 1 to 4, and one seed is one sample"
+        " ([what others gave](../decisions/what-a-server-more-takes.md#where-it-stands)). In bold: what has"
+        f" {ATTAINED:.0%} in target for at most {AIM:g} of the bound's replica-hours.\n",
         "![Servers, load and time to first token over time](autoscale.png)\n",
         "| policy | |\n|---|---|",
         *(f"| `{policy}` | {POLICIES[policy]} |" for policy in dict.fromkeys(cell.policy for cell in cells)),

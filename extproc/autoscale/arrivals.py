@@ -23,6 +23,7 @@ _GROWTH_POINTS = 24  # at most: more cost time and tell little
 _GROWTH_WINDOWS = 5  # at least, of which a growth is read
 _WINDOWS = 3  # at most, over which what does not change is counted
 _CHANCE = 2.5  # standard deviations: what differs by less may be chance
+_LIKELY = 1.64  # so much to one side chance makes one time in twenty
 _SURE = 4.0  # and what differs by more is none, however often one looks
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
@@ -94,10 +95,10 @@ class Arrivals:
         return self._growth(now)[0]
 
     def growth_chance_per_s2(self, now: float) -> float:
-        """How much of the growth chance may make, one standard deviation: requests that come by chance give a line over
-        a time an error of the root of 12 x rate / time cubed."""
+        """How much of the growth chance makes at most, but for one time in twenty: requests that come by chance give a
+        line over a time an error of the root of 12 x rate / time cubed."""
         rate, span_s = self._steady(now, _requests, 1), self._growth(now)[1]
-        return 0.0 if rate is None else sqrt(12.0 * rate.value / (span_s * span_s * span_s))
+        return 0.0 if rate is None else _LIKELY * sqrt(12.0 * rate.value / (span_s * span_s * span_s))
 
     def _growth(self, now: float) -> tuple[float | None, float]:
         """And over which time."""

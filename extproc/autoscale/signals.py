@@ -26,7 +26,7 @@ class Signals:
     stale: int = 0
     rate_per_s: Measured | None = None  # of all requests that come to the router for the pool
     growth_per_s2: float | None = None  # of that rate, each second
-    growth_chance_per_s2: float = 0.0  # of that, one standard deviation of what chance makes of it
+    growth_chance_per_s2: float = 0.0  # of that, what chance may make of it
     fastest_rise_per_s: float | None = None  # of that rate, within one lead
     prompt_tokens: Measured | None = None  # of a request
     uncached_tokens: Measured | None = None  # of a request

@@ -19,7 +19,17 @@ from extproc.autoscale.recommendation import Recommendation, SignalName, Verdict
 from extproc.autoscale.schedule import Schedule
 from extproc.sim.scaling.run import Ran, run
 from extproc.sim.scaling.scalers import ours
-from extproc.sim.scaling.scenarios import COLD_START, SCENARIOS, TARGET_S, Scenario, profile, sine, without_lead
+from extproc.sim.scaling.scenarios import (
+    COLD_START,
+    LARGE,
+    SCENARIOS,
+    SLOWER,
+    TARGET_S,
+    Scenario,
+    profile,
+    sine,
+    without_lead,
+)
 
 COLD_S = COLD_START.total_s()
 
@@ -133,6 +143,14 @@ def test_falling_load_takes_servers_one_at_a_time_and_cuts_nothing() -> None:
         assert wanted_s <= gone_s <= next_s, "the next goes after the one before has gone"
     assert of.attained(TARGET_S) >= 0.99
     assert (of.refused, of.in_flight_left) == (0, 0)
+
+
+def test_the_large_fleet_is_the_small_one_in_slow_motion() -> None:
+    """Half as fast with twice the target: the same queue at half the rate. Gauges are not read at the same moments."""
+    assert profile(fleet=LARGE).knee_per_s == pytest.approx(profile().knee_per_s / SLOWER, rel=0.02)
+    plan = replace(SCENARIOS["large-step"], seconds=60.0).plan()
+    assert (plan.servers, plan.max_replicas, plan.tolerance) == (9, 36, 0.0)
+    assert SCENARIOS["step"].plan().tolerance == 0.1
 
 
 # Bounds ---------------------------------------------------------------------------------------------------------------

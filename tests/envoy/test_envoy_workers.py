@@ -159,9 +159,7 @@ async def test_a_worker_that_is_killed_under_traffic_loses_no_request(start: Cal
 
     async def only_the_streams() -> bool:
         """Those of the killed worker may be taken for over by a sample that shows fewer running: an estimate."""
-        found = await stack.in_flight()
-        print("in flight", found, opened)
-        return opened[1] <= found <= 12
+        return opened[1] <= await stack.in_flight() <= 12
 
     await eventually(only_the_streams, "the running streams are counted")
     held.release()

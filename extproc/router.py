@@ -301,7 +301,8 @@ class Router:
         if not charged:
             return None
         reservation = Reservation(pick, member, pool, path, at_s, uncached_tokens, held_ratio)
-        reservation.prompt, reservation.max_tokens, reservation.response_id = prompt, max_tokens, response_id
+        reservation.prompt, reservation.conversation = prompt, conversation
+        reservation.max_tokens, reservation.response_id = max_tokens, response_id
         self.ledger.add(reservation)
         return reservation
 

@@ -126,6 +126,14 @@ def test_a_conversation_that_began_in_one_process_has_begun_in_all() -> None:
         assert conversations.to_come(number_of("chat-1")) == 0.0 < conversations.to_come(number_of("chat-2"))
 
 
+def test_a_process_that_starts_later_knows_the_conversations_that_are_open_wherever_they_began() -> None:
+    one, supervisor, late = Process(1), Process(2), Process(3)
+    one.pick(prompt(1), 1.0, user="chat-1")
+    tell((one, supervisor), 1.01)
+    late.sharing.apply(decode(encode(supervisor.sharing.everything())), 1.02)
+    assert late.router.placements["vllm"].conversations.to_come(number_of("chat-1")) == 0.0
+
+
 def test_what_the_access_log_tells_one_counts_in_all() -> None:
     """The stream ends first; a retry has moved the request."""
     one, other, third = Process(1), Process(2), Process(3)

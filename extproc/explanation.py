@@ -19,9 +19,8 @@ from extproc.scheduling.costs import Terms, first_token_s
 from extproc.scheduling.filters import Subset, drop_reason
 from extproc.scheduling.profiles import Profile
 from extproc.scheduling.shedding import Shed
+from extproc.serving import NAME_CHARS
 from extproc.why import why, why_nobody, why_refused, why_shed
-
-_MODEL_CHARS = 100  # it is the client's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,7 @@ def _dropped(member: Member, now: float, subset: Subset | None, model: str | Non
 def _understood(request: InferenceRequest, placed: Placed) -> Understood:
     return Understood(
         kind=str(request.kind),
-        model=None if request.model is None else request.model[:_MODEL_CHARS],
+        model=None if request.model is None else request.model[:NAME_CHARS],
         prompt_tokens=round(placed.work.prompt_tokens),
         blocks=len(placed.blocks.hashes),
         no_prompt=None if request.no_prompt is None else str(request.no_prompt),

@@ -11,8 +11,7 @@ from extproc.placement import UNIT_TOKENS, Placed
 from extproc.pool.member import Member
 from extproc.prefix.blocks import blocks_within
 from extproc.request import InferenceRequest
-
-MODEL_CHARS = 100
+from extproc.serving import NAME_CHARS
 
 
 class Note:
@@ -48,7 +47,7 @@ class Note:
         self.profile = profile
         self.api: str | None = None if request is None else request.kind
         # What the client wrote, not yet made fit to be shown (see `serving.shown`).
-        self.model: str | None = None if request is None or request.model is None else request.model[:MODEL_CHARS]
+        self.model: str | None = None if request is None or request.model is None else request.model[:NAME_CHARS]
         self.way: str | None = None  # what decided
         self.panic = False  # every server looked bad, so all were used
         self.prompt_tokens: float | None = None  # estimated from the length

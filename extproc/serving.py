@@ -12,7 +12,7 @@ from extproc.pool.member import Member
 from extproc.pool.pool import Pool
 from extproc.request import ApiKind, InferenceRequest
 
-_NAME_CHARS = 100  # it is the client's text
+NAME_CHARS = 100  # it is the client's text
 
 
 def members_for(
@@ -42,4 +42,4 @@ def no_such_model(pool: Pool, model: str) -> Rejection:
 
 def shown(model: str) -> str:
     """The name of a model as it may be shown: of what a client wrote, 100 printable characters."""
-    return "".join([char if char.isprintable() else "?" for char in model[:_NAME_CHARS]])
+    return "".join([char if char.isprintable() else "?" for char in model[:NAME_CHARS]])

@@ -133,12 +133,7 @@ def _of_pool(cluster: Json | None, name: str) -> Iterator[tuple[bool, str]]:
     if cluster is None:
         yield False, f"cluster {name}: there is none; is the Service there, and its port named or of appProtocol http?"
         return
-    kind = cluster.get("type", "STATIC")
-    yield (
-        kind != "ORIGINAL_DST",
-        f"cluster {name}: knows its endpoints"
-        + ("" if kind != "ORIGINAL_DST" else ": it does not, the Service is headless; give it a cluster IP"),
-    )
+    yield _knows_endpoints(cluster, name)
     policies = cluster.get("load_balancing_policy", {}).get("policies", [{}])
     first = policies[0].get("typed_extension_config", {})
     sources = json.dumps(first.get("typed_config", {}).get("override_host_sources", []))
@@ -150,14 +145,15 @@ def _of_service(cluster: Json | None, name: str) -> Iterator[tuple[bool, str]]:
     if cluster is None:
         yield False, f"cluster {name}: there is none; is the Service there, with appProtocol grpc, and visible here?"
         return
-    kind = cluster.get("type", "STATIC")
-    yield (
-        kind != "ORIGINAL_DST",
-        f"cluster {name}: knows its endpoints"
-        + ("" if kind != "ORIGINAL_DST" else ": it does not, the Service is headless; give it a cluster IP"),
-    )
+    yield _knows_endpoints(cluster, name)
     http2 = "http2_protocol_options" in json.dumps(cluster)
     yield http2, f"cluster {name}: speaks HTTP/2" + ("" if http2 else ": it does not; give the port appProtocol grpc")
+
+
+def _knows_endpoints(cluster: Json, name: str) -> tuple[bool, str]:
+    knows = cluster.get("type", "STATIC") != "ORIGINAL_DST"
+    cure = "" if knows else ": it does not, the Service is headless; give it a cluster IP"
+    return knows, f"cluster {name}: knows its endpoints{cure}"
 
 
 def main() -> int:

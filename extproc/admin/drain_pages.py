@@ -11,6 +11,7 @@ from aiohttp import web
 
 from extproc.admin.drains import DrainDesk, DrainError
 from extproc.admin.guard import same_address
+from extproc.admin.query import number
 from extproc.endpoint import split_host_port
 from extproc.pool.drain import By
 
@@ -115,10 +116,7 @@ async def _query(request: web.Request, known: Set[str]) -> dict[str, str]:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not 0.0 <= value < math.inf:
         raise DrainError(400, f'deadline_s: "{text[:40]}" is not a number of seconds from 0 on')
     return value

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.admin.known import mean, total
 from extproc.admin.status_hits import CacheHits, ratio
 from extproc.autoscale.latest import Explained
-from extproc.pool.member import Member, State
+from extproc.pool.member import Member
+from extproc.pool.victim import SERVING
 from extproc.router import PoolPlan, Router
 
 EVERY_S = 10.0  # between two points
 KEPT = 360  # points: an hour
 LATELY_S = 300.0  # what "lately" means in warnings
-_SERVING = frozenset({State.READY, State.RETURNING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +178,16 @@ def _point(
 ) -> Point:
     members = plan.pool.members
     samples = [sample for member in members if (sample := member.fresh_sample(now)) is not None]
-    usages = [each.kv_usage_ratio for each in samples if each.kv_usage_ratio is not None]
     found = autoscale.get(plan.pool.name) if autoscale is not None and plan.pool.name in autoscale.names else None
     if found is not None and found.stale:
         found = None
     return Point(
-        ready=sum(member.state(now) in _SERVING for member in members),
+        ready=sum(member.state(now) in SERVING for member in members),
         servers=len(members),
         in_flight=sum(member.in_flight for member in members),
-        running=_sum(each.running for each in samples),
-        waiting=_sum(each.waiting for each in samples),
-        kv_usage_ratio=sum(usages) / len(usages) if usages else None,
+        running=total(each.running for each in samples),
+        waiting=total(each.waiting for each in samples),
+        kv_usage_ratio=mean(each.kv_usage_ratio for each in samples),
         requests_per_s=per_s,
         hit_ratio=hit_ratio,
         desired=None if found is None else found.desired,
@@ -196,9 +196,3 @@ def _point(
         if found is None
         else {str(each.name): each.replicas for each in found.signals if each.replicas is not None},
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None: none is."""
-    known = [each for each in values if each is not None]
-    return sum(known) if known else None

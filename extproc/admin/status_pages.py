@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from extproc.admin.query import number
 from extproc.admin.status_document import document
 
 INDEX = """\
@@ -55,10 +56,7 @@ def _since(text: str | None) -> float | None:
     """Raises ValueError, for the asker."""
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not math.isfinite(value):
         raise ValueError(f'since: "{text[:40]}" is no Unix time; take the last of history.times')
     return value

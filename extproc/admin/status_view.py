@@ -6,15 +6,16 @@ and the last hour. Ages and times are in seconds; null is unknown, never zero. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from extproc.admin.known import mean, total
 from extproc.pool.member import State
+from extproc.pool.victim import SERVING
 
 PICKS_SHOWN = 12
 _MODELS_SHOWN = 3  # of an endpoint
 _PATH_CHARS = 100  # it is the client's text
-_SERVING = frozenset({State.READY, State.RETURNING})
 _BY = {
     "operator": "by the operator",
     "config": "by the configuration",
@@ -55,15 +56,15 @@ def view(
 
 def _pool(name: str, pool: Mapping[str, Any], recommendation: Mapping[str, Any] | None) -> dict[str, Any]:
     endpoints = [_endpoint(each) for each in pool["endpoints"]]
-    usages = [each["kv_usage_ratio"] for each in endpoints if each["kv_usage_ratio"] is not None]
+    usage = mean(each["kv_usage_ratio"] for each in endpoints)
     return {
         "name": name,
         "profile": pool["profile"],
         "servers": len(endpoints),
-        "serving": sum(each["state"] in _SERVING for each in endpoints),
-        "waiting": _sum(each["waiting"] for each in endpoints),
-        "running": _sum(each["running"] for each in endpoints),
-        "kv_usage_ratio": round(sum(usages) / len(usages), 3) if usages else None,
+        "serving": sum(each["state"] in SERVING for each in endpoints),
+        "waiting": total(each["waiting"] for each in endpoints),
+        "running": total(each["running"] for each in endpoints),
+        "kv_usage_ratio": None if usage is None else round(usage, 3),
         "in_flight": sum(each["in_flight"] for each in endpoints),
         "hit_ratio": pool["hit_ratio"],
         "endpoints": endpoints,
@@ -106,7 +107,7 @@ def _why(endpoint: Mapping[str, Any]) -> str | None:
         return ", ".join(filter(None, words))
     if endpoint["problem"] is not None:
         return str(endpoint["problem"])
-    if endpoint["state"] in _SERVING and (sample is None or not sample["fresh"]):
+    if endpoint["state"] in SERVING and (sample is None or not sample["fresh"]):
         error = endpoint["last_scrape_error"]
         return "its load is not known" + (f": {error[:200]}" if error else "")
     if endpoint["warm_up_most"] is not None and endpoint["state"] == State.READY:
@@ -134,9 +135,3 @@ def _pick(logged: Mapping[str, Any]) -> dict[str, Any]:
         "panic": explained["panic"],
         "why": explained["why"].removeprefix(f"{logged['picked']}: "),
     }
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None: none is."""
-    known = [each for each in values if each is not None]
-    return sum(known) if known else None

@@ -11,6 +11,7 @@ from extproc.admin.status_history import Lately
 from extproc.autoscale.latest import Explained
 from extproc.autoscale.recommendation import Verdict
 from extproc.pool.member import Member, State
+from extproc.pool.victim import SERVING
 from extproc.router import Router
 from extproc.unknown import NamedBy
 
@@ -147,7 +148,7 @@ def _pool(name: str, members: Sequence[Member], now: float) -> Iterator[Warned]:
     unhealthy = [member for member, state in states if state is State.UNHEALTHY]
     if len(unhealthy) == len(members):
         yield Warned(Level.CRITICAL, f"pool {name}: no endpoint is healthy: {_named(unhealthy, now)}")
-    elif not any(state in (State.READY, State.RETURNING) for _, state in states):
+    elif not any(state in SERVING for _, state in states):
         words = ", ".join(f"{_count(states, state)} {state}" for state in State if _count(states, state))
         level = Level.WARNING if _count(states, State.STARTING) else Level.CRITICAL
         yield Warned(level, f"pool {name}: no endpoint is ready: {words}")
@@ -156,7 +157,7 @@ def _pool(name: str, members: Sequence[Member], now: float) -> Iterator[Warned]:
     stale = [
         member
         for member, state in states
-        if state in (State.READY, State.RETURNING, State.DRAINING) and member.fresh_sample(now) is None
+        if (state in SERVING or state is State.DRAINING) and member.fresh_sample(now) is None
     ]
     if not any(member.fresh_sample(now) for member in members):
         yield Warned(Level.WARNING, f"pool {name}: no endpoint's load is known; routing by our own requests in flight")

@@ -37,7 +37,7 @@ class Conversations:
 
     def to_come(self, number: int) -> float:
         """Requests to expect after this one where it is the first of its conversation; 0 for a later one."""
-        return 0.0 if number in self._known else self._requests / self._begun - 1.0
+        return 0.0 if number in self._known else self.mean - 1.0
 
     def add(self, number: int) -> None:
         """A request of this conversation was placed."""

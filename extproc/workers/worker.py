@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import resource
 import socket
 import time
@@ -124,7 +123,7 @@ class Worker:
         )
         self._front.open()
         try:
-            hello = {"prefix": router.id_prefix, "address": self._front.address, "pid": os.getpid()}
+            hello = {"prefix": router.id_prefix, "address": self._front.address}
             self._link.send(Kind.HELLO, orjson.dumps(hello))
             await self._front.start()
             log.info("gRPC on %s", self._front.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, nan
 from random import Random
@@ -78,6 +79,18 @@ class TestGrowth:
         assert jumps([(0.0, 1.0)])
 
 
+def six_a_second(seed: int) -> Iterator[tuple[float, Arrivals]]:
+    """Requests that come by chance, for ten hours, looked at every 5 s: the time and the arrivals, once a minute."""
+    random, arrivals, count, due_s = Random(seed), Arrivals(60.0), 0.0, 0.0
+    for i in range(7200):
+        while due_s <= i * 5.0:
+            due_s += random.expovariate(6.0)
+            count += 1.0
+        arrivals.add(i * 5.0, Offered(count), 176.0)
+        if i % 12 == 0:
+            yield i * 5.0, arrivals
+
+
 class TestArrivals:
     def test_rate_and_lengths_are_of_the_window(self) -> None:
         arrivals = Arrivals(60.0)
@@ -90,15 +103,10 @@ class TestArrivals:
 
     def test_a_steady_rate_is_counted_for_longer_than_a_window(self) -> None:
         """Six a second for ten hours: of one window their number has a variance of 6 / 60, of three 6 / 180."""
-        random, arrivals, count, due_s = Random(4), Arrivals(60.0), 0.0, 0.0
         off = []
-        for i in range(7200):
-            while due_s <= i * 5.0:
-                due_s += random.expovariate(6.0)
-                count += 1.0
-            arrivals.add(i * 5.0, Offered(count), 176.0)
-            if i > 60 and i % 12 == 0:
-                found = arrivals.rate_per_s(i * 5.0)
+        for minute, (now, arrivals) in enumerate(six_a_second(seed=4)):
+            if minute > 5:
+                found = arrivals.rate_per_s(now)
                 assert found is not None
                 off.append(found.value - 6.0)
         assert fmean(each * each for each in off) < 0.6 * 6.0 / 60.0
@@ -184,15 +192,7 @@ class TestArrivals:
 
     def test_chance_is_hardly_ever_growth(self) -> None:
         """Six requests a second for ten hours: at most one look of fifty sees growth, and then little of it."""
-        random, arrivals, count, due_s = Random(3), Arrivals(60.0), 0.0, 0.0
-        seen = []
-        for i in range(7200):
-            while due_s <= i * 5.0:
-                due_s += random.expovariate(6.0)
-                count += 1.0
-            arrivals.add(i * 5.0, Offered(count), 176.0)
-            if i % 12 == 0:
-                seen.append(max(0.0, arrivals.growth_per_s2(i * 5.0) or 0.0) * 176.0)
+        seen = [max(0.0, arrivals.growth_per_s2(now) or 0.0) * 176.0 for now, arrivals in six_a_second(seed=3)]
         assert sum(rise > 0.0 for rise in seen) <= 0.02 * len(seen)
         assert max(seen) < 2.0
 

@@ -20,7 +20,7 @@ import aiohttp
 from extproc.cli._envoy import EnvoyProcess
 from tests.churn.servers import COMMAND, Server, spawn
 from tests.churn.verdict import EnvoyEntry, entry_of
-from tests.support import envoy_config
+from tests.support import envoy_admin, envoy_config
 from tests.support.envoy_config import Json
 from tests.support.envoy_stack import eventually
 
@@ -251,11 +251,4 @@ class Front:
         return dict(entry_of(json.loads(line)) for line in self.access_log.read_text().splitlines())
 
     async def _envoy_is_ready(self) -> bool:
-        if not self._envoy.running:
-            await self._envoy.wait()
-            raise self._envoy.failure()
-        try:
-            async with self.session.get(f"{self.envoy_admin}/ready") as response:
-                return response.status == 200
-        except aiohttp.ClientError:
-            return False
+        return await envoy_admin.is_up(self._envoy, self.session, self.envoy_admin)

@@ -18,17 +18,10 @@ from extproc.cli._envoy import EnvoyProcess
 from extproc.config.load import read_settings
 from extproc.pool.member import Member
 from extproc.scheduling.filters import drop_reason
-from tests.support.envoy_stack import BODY, Answer, InProcess, eventually
+from tests.support import envoy_admin
+from tests.support.envoy_stack import BODY, QUICK, Answer, InProcess, eventually
 
 Json = dict[str, Any]
-
-# Waits that only cost a test time.
-QUICK: Json = {
-    "shutdown_notice_s": 0,
-    "shutdown_grace_s": 1,
-    "scrape": {"interval_s": 0.2, "timeout_s": 1, "stale_after_s": 1, "max_backoff_s": 0.4},
-}
-_FORBIDDEN = ("[critical]", "headers are already sent", "[error]")
 
 
 class Running:
@@ -137,31 +130,17 @@ class Running:
             return await response.text()
 
     async def stats(self) -> dict[str, int]:
-        async with self.client.get(f"{self.admin}/stats?format=json&type=Counters") as response:
-            found = await response.json(content_type=None)
-        return {stat["name"]: stat["value"] for stat in found["stats"] if "value" in stat}
+        return await envoy_admin.counters(self.client, self.admin)
 
     async def ext_proc_stat(self, name: str) -> int:
-        return sum(value for key, value in (await self.stats()).items() if key.endswith(f"ext_proc.{name}"))
+        return envoy_admin.ext_proc_counter(await self.stats(), name)
 
     async def check_envoy(self) -> None:
-        stats = await self.stats()
-        bad = ("spurious_msgs_received", "rejected_header_mutations")
-        counted = {key: value for key, value in stats.items() if key.endswith(bad)}
-        assert counted, "Envoy has no ext_proc counters: is the filter there?"
-        assert not any(counted.values()), f"Envoy objects to the service's answers: {counted}"
-        objections = [line for line in self.log if any(text in line for text in _FORBIDDEN)]
-        assert not objections, "Envoy's log:\n" + "\n".join(objections[:5])
+        envoy_admin.check_counters(await self.stats())
+        envoy_admin.check_log(self.log)
 
     async def _up(self) -> bool:
-        if not self.envoy.running:
-            await self.envoy.wait()
-            raise self.envoy.failure()
-        try:
-            async with self.client.get(f"{self.admin}/ready") as response:
-                return response.status == 200
-        except aiohttp.ClientError:
-            return False
+        return await envoy_admin.is_up(self.envoy, self.client, self.admin)
 
     async def _stop_envoy(self) -> None:
         await self.envoy.stop()

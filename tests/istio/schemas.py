@@ -10,16 +10,7 @@ from typing import Any
 
 import jsonschema
 
-Json = dict[str, Any]
-
-
-def _object(required: tuple[str, ...] = (), **properties: Any) -> Json:
-    return {
-        "type": "object",
-        "properties": {name.rstrip("_"): value for name, value in properties.items()},
-        "required": list(required),
-        "additionalProperties": False,
-    }
+from tests.support.strict_schema import COUNT, SWITCH, TEXT, TEXTS, Json, resource, strict
 
 
 def _list(items: Json, **more: Any) -> Json:
@@ -30,67 +21,53 @@ def _one_of(*values: str) -> Json:
     return {"enum": list(values)}
 
 
-_TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-_SWITCH = {"type": "boolean"}
 _PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
-_COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _DURATION = {"type": "string", "pattern": r"^(\d+(\.\d+)?(h|m|s|ms))+$"}
 _NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
-_METADATA = _object(("name", "namespace"), name=_NAME, namespace=_NAME, labels=_TEXTS, annotations=_TEXTS)
-
-
-def _resource(version: str, kind: str, spec: Json) -> Json:
-    return _object(
-        ("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": version},
-        kind={"const": kind},
-        metadata=_METADATA,
-        spec=spec,
-    )
+_METADATA = strict(("name", "namespace"), name=_NAME, namespace=_NAME, labels=TEXTS, annotations=TEXTS)
 
 
 # networking.istio.io and security.istio.io
 
-_FILTER_CHAIN = _object(
-    name=_TEXT,
-    sni=_TEXT,
-    applicationProtocols=_TEXT,
-    transportProtocol=_TEXT,
+_FILTER_CHAIN = strict(
+    name=TEXT,
+    sni=TEXT,
+    applicationProtocols=TEXT,
+    transportProtocol=TEXT,
     destinationPort=_PORT,
-    filter=_object(name=_TEXT, subFilter=_object(name=_TEXT)),
+    filter=strict(name=TEXT, subFilter=strict(name=TEXT)),
 )
-_PATCH_MATCH = _object(
+_PATCH_MATCH = strict(
     context=_one_of("ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY"),
-    proxy=_object(proxyVersion=_TEXT, metadata=_TEXTS),
-    listener=_object(name=_TEXT, portNumber=_PORT, portName=_TEXT, filterChain=_FILTER_CHAIN, listenerFilter=_TEXT),
-    routeConfiguration=_object(
-        name=_TEXT,
+    proxy=strict(proxyVersion=TEXT, metadata=TEXTS),
+    listener=strict(name=TEXT, portNumber=_PORT, portName=TEXT, filterChain=_FILTER_CHAIN, listenerFilter=TEXT),
+    routeConfiguration=strict(
+        name=TEXT,
         portNumber=_PORT,
-        portName=_TEXT,
-        gateway=_TEXT,
-        vhost=_object(
-            name=_TEXT,
-            domainName=_TEXT,
-            route=_object(name=_TEXT, action=_one_of("ANY", "ROUTE", "REDIRECT", "DIRECT_RESPONSE")),
+        portName=TEXT,
+        gateway=TEXT,
+        vhost=strict(
+            name=TEXT,
+            domainName=TEXT,
+            route=strict(name=TEXT, action=_one_of("ANY", "ROUTE", "REDIRECT", "DIRECT_RESPONSE")),
         ),
     ),
-    cluster=_object(name=_TEXT, service=_TEXT, subset=_TEXT, portNumber=_PORT),
+    cluster=strict(name=TEXT, service=TEXT, subset=TEXT, portNumber=_PORT),
 ) | {"not": {"anyOf": [{"required": ["listener", kind]} for kind in ("routeConfiguration", "cluster")]}}
-_ENVOY_FILTER = _object(
+_ENVOY_FILTER = strict(
     ("configPatches",),
-    workloadSelector=_object(labels=_TEXTS),
-    targetRefs=_list(_object(("kind", "name"), group={"type": "string"}, kind=_TEXT, name=_TEXT), maxItems=16),
+    workloadSelector=strict(labels=TEXTS),
+    targetRefs=_list(strict(("kind", "name"), group={"type": "string"}, kind=TEXT, name=TEXT), maxItems=16),
     priority={"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
     configPatches=_list(
-        _object(
+        strict(
             ("applyTo", "match", "patch"),
             applyTo=_one_of(
                 *("LISTENER", "FILTER_CHAIN", "NETWORK_FILTER", "HTTP_FILTER", "ROUTE_CONFIGURATION", "VIRTUAL_HOST"),
                 *("HTTP_ROUTE", "CLUSTER", "EXTENSION_CONFIG", "BOOTSTRAP", "LISTENER_FILTER"),
             ),
             match=_PATCH_MATCH,
-            patch=_object(
+            patch=strict(
                 ("operation",),
                 operation=_one_of(
                     *("MERGE", "ADD", "REMOVE", "INSERT_BEFORE", "INSERT_AFTER", "INSERT_FIRST", "REPLACE")
@@ -102,55 +79,55 @@ _ENVOY_FILTER = _object(
         minItems=1,
     ),
 )
-_TLS = _object(
+_TLS = strict(
     mode=_one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"),
-    clientCertificate=_TEXT,
-    privateKey=_TEXT,
-    caCertificates=_TEXT,
-    caCrl=_TEXT,
-    credentialName=_TEXT,
-    subjectAltNames=_list(_TEXT),
-    sni=_TEXT,
-    insecureSkipVerify=_SWITCH,
+    clientCertificate=TEXT,
+    privateKey=TEXT,
+    caCertificates=TEXT,
+    caCrl=TEXT,
+    credentialName=TEXT,
+    subjectAltNames=_list(TEXT),
+    sni=TEXT,
+    insecureSkipVerify=SWITCH,
 )
-_BALANCER = _object(
+_BALANCER = strict(
     simple=_one_of(*("UNSPECIFIED", "RANDOM", "PASSTHROUGH", "ROUND_ROBIN", "LEAST_REQUEST", "LEAST_CONN"))
 )
-_POOL = _object(
-    tcp=_object(maxConnections=_COUNT, connectTimeout=_DURATION, idleTimeout=_DURATION),
-    http=_object(
-        http1MaxPendingRequests=_COUNT,
-        http2MaxRequests=_COUNT,
-        maxRequestsPerConnection=_COUNT,
-        maxRetries=_COUNT,
+_POOL = strict(
+    tcp=strict(maxConnections=COUNT, connectTimeout=_DURATION, idleTimeout=_DURATION),
+    http=strict(
+        http1MaxPendingRequests=COUNT,
+        http2MaxRequests=COUNT,
+        maxRequestsPerConnection=COUNT,
+        maxRetries=COUNT,
         idleTimeout=_DURATION,
         h2UpgradePolicy=_one_of("DEFAULT", "DO_NOT_UPGRADE", "UPGRADE"),
-        useClientProtocol=_SWITCH,
-        maxConcurrentStreams=_COUNT,
+        useClientProtocol=SWITCH,
+        maxConcurrentStreams=COUNT,
     ),
 )
 _POLICY: Json = {"loadBalancer": _BALANCER, "connectionPool": _POOL, "tls": _TLS}
-_DESTINATION_RULE = _object(
+_DESTINATION_RULE = strict(
     ("host",),
-    host=_TEXT,
-    exportTo=_list(_TEXT),
-    trafficPolicy=_object(
-        **_POLICY, portLevelSettings=_list(_object(("port",), port=_object(("number",), number=_PORT), **_POLICY))
+    host=TEXT,
+    exportTo=_list(TEXT),
+    trafficPolicy=strict(
+        **_POLICY, portLevelSettings=_list(strict(("port",), port=strict(("number",), number=_PORT), **_POLICY))
     ),
 )
-_MATCH_TEXT = _object(exact=_TEXT, prefix=_TEXT, regex=_TEXT) | {"minProperties": 1, "maxProperties": 1}
-_VIRTUAL_SERVICE = _object(
+_MATCH_TEXT = strict(exact=TEXT, prefix=TEXT, regex=TEXT) | {"minProperties": 1, "maxProperties": 1}
+_VIRTUAL_SERVICE = strict(
     ("hosts", "http"),
-    hosts=_list(_TEXT, minItems=1),
-    gateways=_list(_TEXT),
-    exportTo=_list(_TEXT),
+    hosts=_list(TEXT, minItems=1),
+    gateways=_list(TEXT),
+    exportTo=_list(TEXT),
     http=_list(
-        _object(
+        strict(
             ("route",),
-            name=_TEXT,
+            name=TEXT,
             match=_list(
-                _object(
-                    name=_TEXT,
+                strict(
+                    name=TEXT,
                     uri=_MATCH_TEXT,
                     method=_MATCH_TEXT,
                     authority=_MATCH_TEXT,
@@ -159,52 +136,52 @@ _VIRTUAL_SERVICE = _object(
                 )
             ),
             route=_list(
-                _object(
+                strict(
                     ("destination",),
-                    destination=_object(("host",), host=_TEXT, subset=_TEXT, port=_object(number=_PORT)),
-                    weight=_COUNT,
+                    destination=strict(("host",), host=TEXT, subset=TEXT, port=strict(number=_PORT)),
+                    weight=COUNT,
                 )
             ),
             timeout=_DURATION,
-            retries=_object(attempts=_COUNT, perTryTimeout=_DURATION, retryOn=_TEXT),
+            retries=strict(attempts=COUNT, perTryTimeout=_DURATION, retryOn=TEXT),
         ),
         minItems=1,
     ),
 )
-_ISTIO_GATEWAY = _object(
+_ISTIO_GATEWAY = strict(
     ("selector", "servers"),
-    selector=_TEXTS,
+    selector=TEXTS,
     servers=_list(
-        _object(
+        strict(
             ("port", "hosts"),
-            name=_TEXT,
-            port=_object(
+            name=TEXT,
+            port=strict(
                 ("number", "protocol", "name"),
                 number=_PORT,
-                name=_TEXT,
+                name=TEXT,
                 protocol=_one_of("HTTP", "HTTPS", "GRPC", "HTTP2", "MONGO", "TCP", "TLS"),
             ),
-            hosts=_list(_TEXT, minItems=1),
-            tls=_object(mode=_TEXT, credentialName=_TEXT, httpsRedirect=_SWITCH),
+            hosts=_list(TEXT, minItems=1),
+            tls=strict(mode=TEXT, credentialName=TEXT, httpsRedirect=SWITCH),
         ),
         minItems=1,
     ),
 )
-_SERVICE_ENTRY = _object(
+_SERVICE_ENTRY = strict(
     ("hosts", "ports"),
-    hosts=_list(_TEXT, minItems=1, maxItems=256),
+    hosts=_list(TEXT, minItems=1, maxItems=256),
     location=_one_of("MESH_EXTERNAL", "MESH_INTERNAL"),
     resolution=_one_of("NONE", "STATIC", "DNS", "DNS_ROUND_ROBIN", "DYNAMIC_DNS"),
-    exportTo=_list(_TEXT),
-    ports=_list(_object(("number", "name"), number=_PORT, name=_TEXT, protocol=_TEXT, targetPort=_PORT), maxItems=256),
+    exportTo=_list(TEXT),
+    ports=_list(strict(("number", "name"), number=_PORT, name=TEXT, protocol=TEXT, targetPort=_PORT), maxItems=256),
     endpoints=_list(
-        _object(address=_TEXT, ports={"type": "object", "additionalProperties": _PORT}, labels=_TEXTS, weight=_COUNT),
+        strict(address=TEXT, ports={"type": "object", "additionalProperties": _PORT}, labels=TEXTS, weight=COUNT),
         maxItems=4096,
     ),
 )
-_MTLS = _object(("mode",), mode=_one_of("UNSET", "DISABLE", "PERMISSIVE", "STRICT"))
-_PEER_AUTHENTICATION = _object(
-    selector=_object(("matchLabels",), matchLabels=_TEXTS),
+_MTLS = strict(("mode",), mode=_one_of("UNSET", "DISABLE", "PERMISSIVE", "STRICT"))
+_PEER_AUTHENTICATION = strict(
+    selector=strict(("matchLabels",), matchLabels=TEXTS),
     mtls=_MTLS,
     portLevelMtls={
         "type": "object",
@@ -217,41 +194,41 @@ _PEER_AUTHENTICATION = _object(
 # gateway.networking.k8s.io and inference.networking.k8s.io
 
 _GROUP = {"type": "string", "maxLength": 253}
-_KUBERNETES_GATEWAY = _object(
+_KUBERNETES_GATEWAY = strict(
     ("gatewayClassName", "listeners"),
     gatewayClassName=_NAME,
     listeners=_list(
-        _object(
+        strict(
             ("name", "port", "protocol"),
             name=_NAME,
-            hostname=_TEXT,
+            hostname=TEXT,
             port=_PORT,
-            protocol=_TEXT,
-            allowedRoutes=_object(namespaces=_object(from_=_one_of("All", "Selector", "Same", "None"))),
+            protocol=TEXT,
+            allowedRoutes=strict(namespaces=strict(from_=_one_of("All", "Selector", "Same", "None"))),
         ),
         minItems=1,
         maxItems=64,
     ),
 )
 _GATEWAY_DURATION = {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
-_HTTP_ROUTE = _object(
+_HTTP_ROUTE = strict(
     parentRefs=_list(
-        _object(("name",), group=_GROUP, kind=_TEXT, namespace=_NAME, name=_NAME, sectionName=_NAME, port=_PORT),
+        strict(("name",), group=_GROUP, kind=TEXT, namespace=_NAME, name=_NAME, sectionName=_NAME, port=_PORT),
         maxItems=32,
     ),
-    hostnames=_list(_TEXT, maxItems=16),
+    hostnames=_list(TEXT, maxItems=16),
     rules=_list(
-        _object(
+        strict(
             name=_NAME,
             matches=_list(
-                _object(path=_object(type=_one_of("Exact", "PathPrefix", "RegularExpression"), value=_TEXT)),
+                strict(path=strict(type=_one_of("Exact", "PathPrefix", "RegularExpression"), value=TEXT)),
                 maxItems=64,
             ),
             backendRefs=_list(
-                _object(
+                strict(
                     ("name",),
                     group=_GROUP,
-                    kind=_TEXT,
+                    kind=TEXT,
                     namespace=_NAME,
                     name=_NAME,
                     port=_PORT,
@@ -259,16 +236,16 @@ _HTTP_ROUTE = _object(
                 ),
                 maxItems=16,
             ),
-            timeouts=_object(request=_GATEWAY_DURATION, backendRequest=_GATEWAY_DURATION),
+            timeouts=strict(request=_GATEWAY_DURATION, backendRequest=_GATEWAY_DURATION),
         ),
         minItems=1,
         maxItems=16,
     ),
 )
-_NUMBERED = _object(("number",), number=_PORT)
-_INFERENCE_POOL = _object(
+_NUMBERED = strict(("number",), number=_PORT)
+_INFERENCE_POOL = strict(
     ("selector", "targetPorts"),
-    selector=_object(
+    selector=strict(
         ("matchLabels",),
         matchLabels={
             "type": "object",
@@ -278,7 +255,7 @@ _INFERENCE_POOL = _object(
     ),
     targetPorts=_list(_NUMBERED, minItems=1, maxItems=8, uniqueItems=True),
     appProtocol=_one_of("http", "kubernetes.io/h2c"),
-    endpointPickerRef=_object(
+    endpointPickerRef=strict(
         ("name",),
         group=_GROUP,
         kind={"type": "string", "minLength": 1, "maxLength": 63},
@@ -291,7 +268,7 @@ _INFERENCE_POOL = _object(
 )
 
 SCHEMAS: dict[tuple[str, str], Json] = {
-    (version, kind): _resource(version, kind, spec)
+    (version, kind): resource(version, kind, spec, _METADATA)
     for version, kind, spec in (
         ("networking.istio.io/v1alpha3", "EnvoyFilter", _ENVOY_FILTER),
         ("networking.istio.io/v1", "DestinationRule", _DESTINATION_RULE),

@@ -28,7 +28,7 @@ from extproc.app import App
 from extproc.cli._envoy import EnvoyProcess
 from extproc.config.load import read_settings
 from extproc.config.settings import Settings
-from tests.support import envoy_config
+from tests.support import envoy_admin, envoy_config
 from tests.support.envoy_config import Json
 from tests.support.envoy_upstream import Seen, Upstream
 from tests.support.envoy_wheels import ROOT
@@ -42,8 +42,6 @@ QUICK: Json = {
     "shutdown_grace_s": 1,
     "scrape": {"interval_s": 0.2, "timeout_s": 1, "stale_after_s": 1, "max_backoff_s": 0.4},
 }
-# What must not stand in Envoy's log. The second is what it says when a pick comes after the host was chosen.
-_FORBIDDEN = ("[critical]", "headers are already sent", "[error]")
 
 
 async def eventually(condition: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> Any:
@@ -420,13 +418,10 @@ class Stack:
     # Envoy.
 
     async def stats(self) -> dict[str, int]:
-        async with self.client.get(f"{self.envoy_admin}/stats?format=json&type=Counters") as response:
-            found = await response.json(content_type=None)
-        return {stat["name"]: stat["value"] for stat in found["stats"] if "value" in stat}
+        return await envoy_admin.counters(self.client, self.envoy_admin)
 
     async def ext_proc_stat(self, name: str) -> int:
-        stats = await self.stats()
-        return sum(value for key, value in stats.items() if key.endswith(f"ext_proc.{name}"))
+        return envoy_admin.ext_proc_counter(await self.stats(), name)
 
     async def healthy(self, cluster: str, *, hosts: int | None = None) -> bool:
         """Whether Envoy holds all hosts of a cluster (or exactly `hosts` of them) for healthy."""
@@ -439,23 +434,11 @@ class Stack:
     async def check_envoy(self) -> None:
         """What must hold after every test with a running Envoy."""
         if self.envoy.running:
-            stats = await self.stats()
-            bad = ("spurious_msgs_received", "rejected_header_mutations")
-            counted = {key: value for key, value in stats.items() if key.endswith(bad)}
-            assert counted, "Envoy has no ext_proc counters: is the filter there?"
-            assert not any(counted.values()), f"Envoy objects to the service's answers: {counted}"
-        objections = [line for line in self.log if any(text in line for text in _FORBIDDEN)]
-        assert not objections, "Envoy's log:\n" + "\n".join(objections[:5])
+            envoy_admin.check_counters(await self.stats())
+        envoy_admin.check_log(self.log)
 
     async def _envoy_is_up(self) -> bool:
-        if not self.envoy.running:
-            await self.envoy.wait()
-            raise self.envoy.failure()
-        try:
-            async with self.client.get(f"{self.envoy_admin}/ready") as response:
-                return response.status == 200
-        except aiohttp.ClientError:
-            return False
+        return await envoy_admin.is_up(self.envoy, self.client, self.envoy_admin)
 
     async def _stop_envoy(self) -> None:
         await self.envoy.stop()

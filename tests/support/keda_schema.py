@@ -10,48 +10,26 @@ from typing import Any
 
 import jsonschema
 
+from tests.support.strict_schema import COUNT, SWITCH, TEXT, TEXTS, resource, strict
 
-def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-_COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-_SWITCH = {"type": "boolean"}
-
-
-def _resource(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return _object(
-        ("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "keda.sh/v1alpha1"},
-        kind={"const": kind},
-        metadata=_object(("name",), name=_TEXT, namespace=_TEXT, annotations=_TEXTS, labels=_TEXTS),
-        spec=spec,
-    )
-
-
+_VERSION = "keda.sh/v1alpha1"
 _SCHEMAS = {
-    "ScaledObject": _resource(
+    "ScaledObject": resource(
+        _VERSION,
         "ScaledObject",
-        _object(
+        strict(
             ("scaleTargetRef", "triggers"),
-            scaleTargetRef=_object(("name",), name=_TEXT, apiVersion=_TEXT, kind=_TEXT, envSourceContainerName=_TEXT),
-            pollingInterval=_COUNT,
-            initialCooldownPeriod=_COUNT,
-            cooldownPeriod=_COUNT,
-            idleReplicaCount=_COUNT,
-            minReplicaCount=_COUNT,
-            maxReplicaCount=_COUNT,
-            fallback=_object(
+            scaleTargetRef=strict(("name",), name=TEXT, apiVersion=TEXT, kind=TEXT, envSourceContainerName=TEXT),
+            pollingInterval=COUNT,
+            initialCooldownPeriod=COUNT,
+            cooldownPeriod=COUNT,
+            idleReplicaCount=COUNT,
+            minReplicaCount=COUNT,
+            maxReplicaCount=COUNT,
+            fallback=strict(
                 ("failureThreshold", "replicas"),
-                failureThreshold=_COUNT,
-                replicas=_COUNT,
+                failureThreshold=COUNT,
+                replicas=COUNT,
                 behavior={
                     "enum": [
                         "static",
@@ -62,34 +40,35 @@ _SCHEMAS = {
                     ]
                 },
             ),
-            advanced=_object(
-                restoreToOriginalReplicaCount=_SWITCH,
-                horizontalPodAutoscalerConfig=_object(name=_TEXT, behavior={"type": "object"}),
+            advanced=strict(
+                restoreToOriginalReplicaCount=SWITCH,
+                horizontalPodAutoscalerConfig=strict(name=TEXT, behavior={"type": "object"}),
             ),
             triggers={
                 "type": "array",
                 "minItems": 1,
-                "items": _object(
+                "items": strict(
                     ("type", "metadata"),
-                    type=_TEXT,
-                    name=_TEXT,
-                    metadata=_TEXTS,  # texts only: numbers and switches stand in quotes
+                    type=TEXT,
+                    name=TEXT,
+                    metadata=TEXTS,  # texts only: numbers and switches stand in quotes
                     metricType={"enum": ["AverageValue", "Value", "Utilization"]},
-                    useCachedMetrics=_SWITCH,
-                    authenticationRef=_object(
-                        ("name",), name=_TEXT, kind={"enum": ["TriggerAuthentication", "ClusterTriggerAuthentication"]}
+                    useCachedMetrics=SWITCH,
+                    authenticationRef=strict(
+                        ("name",), name=TEXT, kind={"enum": ["TriggerAuthentication", "ClusterTriggerAuthentication"]}
                     ),
                 ),
             },
         ),
     ),
-    "TriggerAuthentication": _resource(
+    "TriggerAuthentication": resource(
+        _VERSION,
         "TriggerAuthentication",
-        _object(
+        strict(
             ("secretTargetRef",),
             secretTargetRef={
                 "type": "array",
-                "items": _object(("parameter", "name", "key"), parameter=_TEXT, name=_TEXT, key=_TEXT),
+                "items": strict(("parameter", "name", "key"), parameter=TEXT, name=TEXT, key=TEXT),
             },
         ),
     ),

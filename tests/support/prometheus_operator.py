@@ -10,65 +10,46 @@ from typing import Any
 
 import jsonschema
 
+from tests.support.strict_schema import SWITCH, TEXT, TEXTS, resource, strict
 
-def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-_NAMES = {"type": "array", "items": _TEXT}
-_SWITCH = {"type": "boolean"}
+_NAMES = {"type": "array", "items": TEXT}
 _DURATION = {
     "type": "string",
     "minLength": 1,
     "pattern": r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
 }
-_RELABELLING = _object(
+_RELABELLING = strict(
     sourceLabels=_NAMES,
-    targetLabel=_TEXT,
-    regex=_TEXT,
+    targetLabel=TEXT,
+    regex=TEXT,
     separator={"type": "string"},
     replacement={"type": "string"},
     action={"enum": ["replace", "keep", "drop", "labelmap", "labeldrop", "labelkeep", "hashmod", "keepequal"]},
 )
 
 
-def _resource(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return _object(
-        ("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "monitoring.coreos.com/v1"},
-        kind={"const": kind},
-        metadata=_object(("name",), name=_TEXT, namespace=_TEXT, annotations=_TEXTS, labels=_TEXTS),
-        spec=spec,
-    )
-
-
+_VERSION = "monitoring.coreos.com/v1"
 _SCHEMAS = {
-    "ServiceMonitor": _resource(
+    "ServiceMonitor": resource(
+        _VERSION,
         "ServiceMonitor",
-        _object(
+        strict(
             ("endpoints", "selector"),
-            jobLabel=_TEXT,
+            jobLabel=TEXT,
             targetLabels=_NAMES,
             podTargetLabels=_NAMES,
-            namespaceSelector=_object(any=_SWITCH, matchNames=_NAMES),
-            selector=_object(matchLabels=_TEXTS, matchExpressions={"type": "array"}),
+            namespaceSelector=strict(any=SWITCH, matchNames=_NAMES),
+            selector=strict(matchLabels=TEXTS, matchExpressions={"type": "array"}),
             endpoints={
                 "type": "array",
-                "items": _object(
-                    port=_TEXT,
+                "items": strict(
+                    port=TEXT,
                     targetPort={"type": ["string", "integer"]},
-                    path=_TEXT,
+                    path=TEXT,
                     scheme={"enum": ["http", "https"]},
                     interval=_DURATION,
                     scrapeTimeout=_DURATION,
-                    honorLabels=_SWITCH,
+                    honorLabels=SWITCH,
                     tlsConfig={"type": "object"},
                     authorization={"type": "object"},
                     relabelings={"type": "array", "items": _RELABELLING},
@@ -77,25 +58,26 @@ _SCHEMAS = {
             },
         ),
     ),
-    "PrometheusRule": _resource(
+    "PrometheusRule": resource(
+        _VERSION,
         "PrometheusRule",
-        _object(
+        strict(
             groups={
                 "type": "array",
-                "items": _object(
+                "items": strict(
                     ("name",),
-                    name=_TEXT,
+                    name=TEXT,
                     interval=_DURATION,
                     rules={
                         "type": "array",
-                        "items": _object(
+                        "items": strict(
                             ("expr",),
-                            alert=_TEXT,
-                            record=_TEXT,
+                            alert=TEXT,
+                            record=TEXT,
                             expr={"type": ["string", "integer"]},
                             keep_firing_for=_DURATION,
-                            labels=_TEXTS,
-                            annotations=_TEXTS,
+                            labels=TEXTS,
+                            annotations=TEXTS,
                             **{"for": _DURATION},
                         ),
                     },

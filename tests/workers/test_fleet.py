@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -10,7 +11,7 @@ import orjson
 import pytest
 
 from extproc.assembly import router_of
-from extproc.autoscale.recommendation import Recommendation, Signal, SignalName, Verdict
+from extproc.autoscale.recommendation import Signal, SignalName, Verdict
 from extproc.config.settings import Settings
 from extproc.endpoint import Address, Endpoint
 from extproc.pool.drain import By, Phase
@@ -21,6 +22,7 @@ from extproc.sinks import ModelsSink, PoolSink
 from extproc.telemetry.fetch import FailureKind, ScrapeFailure
 from extproc.telemetry.prober import Probe
 from extproc.workers.fleet import Row, Spread, ToldFleet, drains_row, failing_row, recommended_row, state_rows
+from tests.support.recommended import FOUR, Known
 
 SETTINGS = Settings.model_validate(
     {
@@ -43,17 +45,6 @@ BUSY = LoadSample(
     ttft=Histogram((0.1, inf), (1.0, 2.0), 0.4),
     process_start_s=5.0,
 )
-
-
-class Recommended:
-    """What autoscaling says."""
-
-    def __init__(self, found: Recommendation | None) -> None:
-        self.found = found
-        self.names = ("vllm",)
-
-    def get(self, pool: str) -> Recommendation | None:
-        return self.found
 
 
 class Both:
@@ -137,7 +128,7 @@ def test_a_worker_that_starts_later_is_told_the_state() -> None:
     both.models.on_models(ONE, frozenset({"a"}), 1.0)
     both.pool.drains.ask(both.member(both.pool, TWO), By.OPERATOR, 1.0, 60.0)
     both.rows.clear()  # nobody was there
-    both.pass_on(*state_rows(both.router, {"vllm": {}, "other": {"name": "no answer"}}, Recommended(None)))
+    both.pass_on(*state_rows(both.router, {"vllm": {}, "other": {"name": "no answer"}}, Known(vllm=None)))
     same(both)
     assert both.member(both.theirs).state(1.5) is State.UNHEALTHY
     assert both.member(both.theirs).prefill.rate == 1234.0
@@ -166,33 +157,14 @@ def test_drains_come_and_go_with_the_supervisors() -> None:
 
 
 def test_recommendations_are_told_whole() -> None:
-    found = Recommendation(
-        at_s=1.0,
-        desired=3,
-        reason="because",
-        signals=(Signal(SignalName.WAITING, 1.0, 2.0, 3, 0.5, "words"),),
-        provisioned=2,
-        ready=2,
-        starting=0,
-        draining=0,
-        stale_servers=0,
-        verdict=Verdict.LATE,
-        ttft_p99_s=0.5,
-        ttft_target_s=0.4,
-        age_s=0.1,
-        stale=False,
-        held=None,
-        calibrated=True,
-        cold_start_s=60.0,
-        lead_s=70.0,
-        min_too_low=None,
-    )
+    waits = Signal(SignalName.WAITING, 1.0, 2.0, 3, 0.5, "words")
+    found = replace(FOUR, signals=(waits,), verdict=Verdict.LATE, ttft_p99_s=0.5, ttft_target_s=0.4)
     both = Both()
     assert both.told.names == ("vllm",)
     assert both.told.get("vllm") is None
-    both.pass_on(recommended_row("vllm", Recommended(found)))
+    both.pass_on(recommended_row("vllm", Known(vllm=found)))
     assert both.told.get("vllm") == found
-    both.pass_on(recommended_row("vllm", Recommended(None)))
+    both.pass_on(recommended_row("vllm", Known(vllm=None)))
     assert both.told.get("vllm") is None
     with pytest.raises(KeyError):
         both.told.get("other")

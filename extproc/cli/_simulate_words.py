@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import typer
+from extproc.cli._fail import fail
 
 
 def known(option: str, words: Sequence[str], there: Sequence[str]) -> list[str]:
@@ -31,9 +30,3 @@ def written(path: Path | None, write: Callable[[Path], object]) -> None:
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror or error}")
     sys.stderr.write(f"wrote {path}\n")
-
-
-def fail(message: str) -> NoReturn:
-    """End the command as mistyped."""
-    typer.echo(f"extproc: {message}", err=True)
-    raise typer.Exit(2)

@@ -12,11 +12,13 @@ import resource
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from extproc.cli._fail import fail
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -162,17 +164,17 @@ def calibrate(
     from extproc.calibrate.plan import Plan
 
     if api not in ("completions", "chat"):
-        _fail(f'--api: "{api}" is neither completions nor chat')
+        fail(f'--api: "{api}" is neither completions nor chat', command="calibrate")
     for path in (out, report):
         if path is not None and not path.parent.is_dir():
-            _fail(f"{path}: there is no folder {path.parent}")
+            fail(f"{path}: there is no folder {path.parent}", command="calibrate")
     if report is not None:
         from extproc.calibrate.report import require_plots
 
         try:
             require_plots()
         except ImportError as error:
-            _fail(str(error))
+            fail(str(error), command="calibrate")
     steps_file = files.path_of(out)
     fleet: Fleet | None = None
     try:
@@ -204,9 +206,9 @@ def calibrate(
         )
         kept = _begin(plan, kept, steps_file, fleet)
     except CalibrationError as error:
-        _fail(str(error), error.exit_code)
+        fail(str(error), error.exit_code, command="calibrate")
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error), command="calibrate")
     cold_start_s = _seconds("--cold-start", cold_start)
     profile, notes = _measure(plan, kept, steps_file, fleet, api_key, ca_file)
     _finish(profile, notes, out, report, pool, design_growth, cold_start_s)
@@ -218,14 +220,14 @@ def calibrate(
 def _seconds(option: str, text: str) -> float:
     match = _DURATION.match(text.strip())
     if match is None or float(match[1]) <= 0.0:
-        _fail(f'{option}: "{text}" is no time above 0; write 500ms, 1s or 2m')
+        fail(f'{option}: "{text}" is no time above 0; write 500ms, 1s or 2m', command="calibrate")
     return float(match[1]) * _UNITS[match[2]]
 
 
 def _url(option: str, text: str) -> str:
     full = text if "://" in text else f"http://{text}"
     if not re.match(r"https?://[^/\s]+", full):
-        _fail(f'{option}: "{text}" is no URL; write http://host:port')
+        fail(f'{option}: "{text}" is no URL; write http://host:port', command="calibrate")
     return full.rstrip("/")
 
 
@@ -330,7 +332,7 @@ def _measure(
         profile = _loop(run(plan, kept, steps_file, view, like=like, api_key=api_key, ca_file=ca_file))
     except CalibrationError as error:
         view.close()
-        _fail(str(error) + _kept_words(kept, steps_file), error.exit_code)
+        fail(str(error) + _kept_words(kept, steps_file), error.exit_code, command="calibrate")
     except KeyboardInterrupt:
         view.close()
         _say("interrupted" + (_kept_words(kept, steps_file) or "; no step was done yet"))
@@ -405,7 +407,7 @@ def _finish(
 
             write_whole(report, html(profile, rooms, settings, notes))
     except CalibrationError as error:
-        _fail(str(error), error.exit_code)
+        fail(str(error), error.exit_code, command="calibrate")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     missed = "" if profile.missed_per_s is None else f", missed at {profile.missed_per_s:g}"
     console.print(
@@ -434,8 +436,3 @@ def _thresholds(rooms: Sequence[tuple[str, Thresholds]]) -> Table:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _fail(message: str, exit_code: int = 2) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]extproc calibrate:[/] {escape(message)}")
-    raise typer.Exit(exit_code)

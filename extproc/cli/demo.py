@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.cli._demo_stage import frames, play, tell, verdict
+from extproc.cli._fail import fail
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +73,7 @@ def demo(
     from extproc.cli._ports import taken
 
     if port is not None and taken(HOST, port):
-        typer.echo(f"extproc: --port {port}: something else listens there", err=True)
-        raise typer.Exit(1)
+        fail(f"--port {port}: something else listens there", 1)
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="extproc-demo-"))
     log_file = folder / "demo.log"
@@ -124,8 +124,7 @@ def _require() -> None:
     except EnvoyError:
         missing = f"{missing} and Envoy" if missing else "Envoy"
     if missing:
-        typer.echo(f"extproc: {_INSTALL.format(what=missing)}", err=True)
-        raise typer.Exit(1)
+        fail(_INSTALL.format(what=missing), 1)
 
 
 class _Demo:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,6 +30,7 @@ from extproc.cli._admin import (
     TokenFileOption,
 )
 from extproc.cli._drain_wait import POLL_S, Exit, Progress, wait
+from extproc.cli._fail import fail
 from extproc.endpoint import format_host, split_host_port
 
 _AWAY_S, _SELF_AWAY_S = 30.0, 60.0
@@ -161,7 +162,7 @@ def _answer(ask: Callable[[], Any], *, away_s: float = 0.0, unknown_too: bool = 
         except RefusedError as error:
             problem, code, again = str(error), Exit.REFUSED, unknown_too and error.status == 404
         if not again or time.monotonic() >= until_s:
-            _fail(problem, code)
+            fail(problem, code)
         if not told:
             typer.echo(f"extproc drain: {problem}; asking again for {away_s:g} s", err=True)
             told = True
@@ -185,8 +186,3 @@ def _list(drains: list[Mapping[str, Any]], pool: str | None) -> None:
 
 def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-
-
-def _fail(message: str, code: Exit) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]extproc:[/] {escape(message)}")
-    raise typer.Exit(code)

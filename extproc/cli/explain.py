@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,6 +28,7 @@ from extproc.cli._admin import (
     Rights,
     TokenFileOption,
 )
+from extproc.cli._fail import fail
 
 _SHOWN = 20  # servers in the table, unless all are asked for
 _WIDE = 160  # columns, where the output is no terminal
@@ -86,21 +87,16 @@ def _read(body_file: str) -> bytes:
     try:
         return Path(body_file).read_bytes()
     except OSError as error:
-        _fail(f"cannot read {body_file}: {error.strerror}")
+        fail(f"cannot read {body_file}: {error.strerror}", command="explain")
 
 
 def _ask(service: Admin, query: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> Any:
     try:
         return service.ask("POST", "/explain", query, body=body, headers=headers, timeout_s=_TIMEOUT_S)
     except RefusedError as error:
-        _fail(f"{service.url} refused the question ({error.status}): {error}")
+        fail(f"{service.url} refused the question ({error.status}): {error}", command="explain")
     except AwayError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]extproc explain:[/] {escape(message)}")
-    raise typer.Exit(2)
+        fail(str(error), command="explain")
 
 
 def _print(answer: Mapping[str, Any], most: int | None) -> None:

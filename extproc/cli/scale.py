@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from extproc.actuator.journal import Journal
 from extproc.actuator.service import AwayError
 from extproc.actuator.work import Actuator, Result
 from extproc.cli._admin import DEFAULT, Admin, CaOption, CertOption, KeyOption, Rights, TokenFileOption
+from extproc.cli._fail import fail
 from extproc.cli._options import LOG_FORMAT_HELP, LogFormat
 from extproc.cli._scale_service import AdminPorts
 
@@ -155,9 +156,9 @@ def scale(
                 left = one.left()
                 journal.tell("ends", "ends" + (f"; {left}" if left else "; nothing is under way"))
     except LockedError as error:
-        _fail(str(error), Exit.LOCKED)
+        fail(str(error), Exit.LOCKED, command="scale")
     except BookError as error:
-        _fail(str(error), Exit.FAILED)
+        fail(str(error), Exit.FAILED, command="scale")
     if once and result is not Result.DONE:
         raise typer.Exit(Exit.FAILED if result is Result.FAILED else Exit.NO_ADVICE)
 
@@ -213,7 +214,7 @@ def _refuse_unknown_pool(service: AdminPorts, pool: str) -> None:
     try:
         service.recommendation(pool)
     except UnknownPoolError as error:
-        _fail(str(error), Exit.FAILED)
+        fail(str(error), Exit.FAILED, command="scale")
     except (NoAdviceError, AwayError):
         pass
 
@@ -226,8 +227,3 @@ def _state_folder() -> Path:
 def _line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _fail(message: str, code: Exit) -> NoReturn:
-    typer.echo(f"extproc scale: {message}", err=True)
-    raise typer.Exit(code)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from extproc.cli._fail import fail
 from extproc.cli._options import LOG_FORMAT_HELP, LogFormat, LogLevel
 
 
@@ -65,10 +66,8 @@ def serve(
     try:
         _run.run_until_signal(main, at_once=at_once)
     except ListenError as error:
-        typer.echo(f"extproc: {error}", err=True)
-        raise typer.Exit(1) from None
+        fail(str(error), 1)
     except ExceptionGroup as group:
         if group.subgroup(CrewError) is None:
             raise
-        typer.echo("extproc: no worker can be kept running; why stands in the log", err=True)
-        raise typer.Exit(1) from None
+        fail("no worker can be kept running; why stands in the log", 1)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from extproc.cli._simulate_words import fail, known, written
+from extproc.cli._fail import fail
+from extproc.cli._simulate_words import known, written
 
 if TYPE_CHECKING:
     from rich.console import Console

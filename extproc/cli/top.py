@@ -15,7 +15,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 
 from extproc.cli._admin import (
     DEFAULT,
@@ -29,6 +28,7 @@ from extproc.cli._admin import (
     Rights,
     TokenFileOption,
 )
+from extproc.cli._fail import fail
 from extproc.cli._top_keys import keys
 from extproc.cli._top_source import Heard, Json, Source, heard
 from extproc.cli._top_view import COLUMNS, Look, picture
@@ -119,12 +119,12 @@ def _print(ask: Ask, look: Look, url: str) -> None:
     try:
         answer = ask(None)
     except RefusedError as error:
-        _fail(str(error), 1)
+        fail(str(error), 1, command="top")
     except AwayError as error:
-        _fail(str(error), 5)
+        fail(str(error), 5, command="top")
     found = heard(Heard(), lambda _: answer, time.time())
     if found.trouble is not None:
-        _fail(f"{url}: {found.trouble}", 5)
+        fail(f"{url}: {found.trouble}", 5, command="top")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     console.print(picture(found, look, width=console.width, height=None, url=url))
 
@@ -153,8 +153,3 @@ def _watch(ask: Ask, look: Look, url: str, interval_s: float) -> None:
 def _endpoints(shown: Heard, look: Look) -> int:
     pools = [] if shown.shown is None else shown.shown["pools"]
     return len(pools[look.pool % len(pools)]["endpoints"]) if pools else 0
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]extproc top:[/] {escape(message)}")
-    raise typer.Exit(code)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from extproc.cli._fail import fail
 from extproc.cli._options import LOG_FORMAT_HELP, LogFormat, LogLevel
 
 log = logging.getLogger(__name__)
@@ -66,5 +67,4 @@ def up(
     try:
         _run.run_until_signal(main, at_once=at_once)
     except (EnvoyError, ListenError, StackError) as error:
-        typer.echo(f"extproc: {error}", err=True)
-        raise typer.Exit(1) from None
+        fail(str(error), 1)

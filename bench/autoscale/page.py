@@ -129,7 +129,11 @@ def _verdicts(cells: Sequence[Cell]) -> Iterator[str]:
         for policy in dict.fromkeys(cell.policy for cell in cells):
             if policy in ("ours", *_BOUNDS):
                 continue
-            its, its_hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, policy)])
+            of = [cell for cell in cells if (cell.scenario, cell.policy) == (name, policy)]
+            if not of:
+                yield f"| {name} | {policy} | | | none of its targets does |"
+                continue
+            its, its_hours, _ = _means(of)
             better, cheaper = ours >= its, hours <= its_hours
             word = {
                 (True, True): "better and cheaper",

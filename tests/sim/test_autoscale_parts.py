@@ -12,10 +12,10 @@ from extproc.endpoint import Address, Endpoint
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.sim.knee import between
-from extproc.sim.scaling.clairvoyant import least, loads, steps
+from extproc.sim.scaling.clairvoyant import least, loads, steps, tuned
 from extproc.sim.scaling.hpa import Ask, Hpa
 from extproc.sim.scaling.run import Plan, Ran, run
-from extproc.sim.scaling.scalers import GaugeRule, RateRule, planned
+from extproc.sim.scaling.scalers import GaugeRule, RateRule, on_rate, planned
 from extproc.sim.scaling.traffic import Coming, Traffic, always, bursts, ramp, steady, step
 from extproc.sim.spec import EngineSpec
 
@@ -187,6 +187,13 @@ class TestTheClairvoyant:
         assert bound is not None
         assert bound.ran.attained(5.0) >= 0.99
         assert bound.ran.replica_hours == pytest.approx(2 * 180.0 / 3600.0, rel=0.15)
+
+    def test_a_rule_is_tuned_to_the_least_that_does(self) -> None:
+        """A target of 3 a second for each asks for two servers; one of 6 for one, which is not enough."""
+        bound = tuned(plan(rate=6.0, seconds=240.0), lambda factor: on_rate(6.0 / factor), 5.0, attained=0.95)
+        assert bound is not None
+        assert bound.factor > 1.0
+        assert bound.ran.attained(5.0) >= 0.95
 
     def test_where_nothing_does_there_is_no_bound(self) -> None:
         assert least(plan(rate=20.0, seconds=20.0, max_replicas=2), lambda _: 3.5, 1.0) is None

@@ -7,12 +7,13 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from extproc.sim.scaling import clairvoyant
+from extproc.sim.scaling import clairvoyant, scalers
 from extproc.sim.scaling.run import Ran, run
-from extproc.sim.scaling.scenarios import Scenario, maker
+from extproc.sim.scaling.scenarios import Scenario, maker, profile
 
 CLAIRVOYANT = "clairvoyant"
 NO_FORESIGHT = "no-foresight"
+TUNED = "keda-tuned"
 ATTAINED = 0.99  # of the requests, within the target: what the clairvoyant must reach
 
 Progress = Callable[[float, float], None]  # virtual seconds done, and in all
@@ -78,6 +79,19 @@ def play(
             ran = bound.ran
             if policy == CLAIRVOYANT:
                 hours = ran.replica_hours
+        elif policy == TUNED:
+            knee_per_s = profile(fleet=scenario.fleet).knee_per_s
+            bound = clairvoyant.tuned(
+                plan,
+                lambda factor, knee_per_s=knee_per_s: scalers.on_rate(knee_per_s / factor),
+                target_s,
+                attained=ATTAINED,
+                seed=seed,
+                progress=progress,
+            )
+            if bound is None:
+                continue
+            ran = bound.ran
         else:
             ran = run(plan, maker(policy, scenario, plan), seed=seed, progress=progress)
         cells.append(

@@ -189,11 +189,13 @@ class TestTheClairvoyant:
         assert bound.ran.replica_hours == pytest.approx(2 * 180.0 / 3600.0, rel=0.15)
 
     def test_a_rule_is_tuned_to_the_least_that_does(self) -> None:
-        """A target of 3 a second for each asks for two servers; one of 6 for one, which is not enough."""
-        bound = tuned(plan(rate=6.0, seconds=240.0), lambda factor: on_rate(6.0 / factor), 5.0, attained=0.95)
+        """4 a second are what one server serves, so half of that for each asks for one too many, and 8 for too few."""
+        of = plan(rate=6.0, seconds=900.0, servers=2, max_replicas=4)
+        bound = tuned(of, lambda factor: on_rate(4.0 / factor), 5.0)
         assert bound is not None
-        assert bound.factor > 1.0
-        assert bound.ran.attained(5.0) >= 0.95
+        assert 0.75 <= bound.factor < 2.0
+        assert bound.ran.attained(5.0) >= 0.99 > run(of, on_rate(8.0)).attained(5.0)
+        assert bound.ran.replica_hours < run(of, on_rate(2.0)).replica_hours
 
     def test_where_nothing_does_there_is_no_bound(self) -> None:
         assert least(plan(rate=20.0, seconds=20.0, max_replicas=2), lambda _: 3.5, 1.0) is None

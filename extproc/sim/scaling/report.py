@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from extproc.sim.scaling import clairvoyant, scalers
 from extproc.sim.scaling.run import Ran, run
@@ -80,10 +81,9 @@ def play(
             if policy == CLAIRVOYANT:
                 hours = ran.replica_hours
         elif policy == TUNED:
-            knee_per_s = profile(fleet=scenario.fleet).knee_per_s
             bound = clairvoyant.tuned(
                 plan,
-                lambda factor, knee_per_s=knee_per_s: scalers.on_rate(knee_per_s / factor),
+                partial(_keda, profile(fleet=scenario.fleet).knee_per_s),
                 target_s,
                 attained=ATTAINED,
                 seed=seed,
@@ -110,6 +110,10 @@ def play(
             )
         )
     return sorted(cells, key=lambda cell: list(policies).index(cell.policy))
+
+
+def _keda(knee_per_s: float, factor: float) -> scalers.Maker:
+    return scalers.on_rate(knee_per_s / factor)
 
 
 def as_record(cell: Cell) -> dict[str, object]:

@@ -330,6 +330,12 @@ _SPELLINGS = st.sampled_from(
 _STRANGE = st.sampled_from(["9" * 5000, "\ud7ff", "\x00", "---\n", "? ", "| ", "@type: x\n", "5", "{}", "[]", "%"])
 
 
+@pytest.mark.parametrize("index", range(len(ENVOY_LINES)))
+def test_a_file_without_one_of_its_lines_is_checked(index: int) -> None:
+    text = "".join([*ENVOY_LINES[:index], *ENVOY_LINES[index + 1 :]])
+    assert all(problem.message and problem.code for problem in check(text, "changed.yaml"))
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_change_to_a_file_makes_the_check_raise(data: st.DataObject) -> None:

@@ -69,7 +69,8 @@ def fallback_health(view: View, say: Say) -> Iterator[Finding]:
             kind = wire.unpack(policy.at("typed_extension_config", "typed_config"))[0]
             if kind and not any(f".{word}" in kind for word in _HEALTH_AWARE):
                 yield say(policy, f"{kind.rpartition('.')[2]} does not choose among healthy hosts")
-        if not pool.message.health_checks and pool.message.type.name != "EDS":
+        found_by = getattr(pool.message.type, "name", "")  # None: the cluster says neither type, or has one of its own
+        if not pool.message.health_checks and found_by != "EDS":
             yield say(pool.node, "nothing tells the fallback policy which hosts are healthy", "health_checks")
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from extproc.cli._fail import fail
 from extproc.cli._shipped import shipped_folder
 from extproc.config.check import check
 from extproc.config.starter.kubernetes import Cluster, files
@@ -23,20 +24,18 @@ def write_folder(say: Console, wish: Cluster, folder: Path, *, force: bool) -> N
     content = files(shipped_folder(_FOLDER), wish)
     there = [path for path in content if (folder / path).exists()]
     if there and not force:
-        typer.echo(
-            f"extproc: {folder / there[0]} is there already and stays as it is; --force overwrites all that is written"
+        fail(
+            f"{folder / there[0]} is there already and stays as it is; --force overwrites all that is written"
             " here, --out names another folder",
-            err=True,
+            1,
         )
-        raise typer.Exit(1)
     try:
         for path, text in content.items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
-        typer.echo(f"extproc: cannot write {error.filename or folder}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"cannot write {error.filename or folder}: {error.strerror}", 1)
     for problem in check(folder / "envoy.yaml"):  # none is known; the shipped file may have been changed
         typer.echo(f"{problem.severity}: {problem} [{problem.code}]", err=True)
     say.print(

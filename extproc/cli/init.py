@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from extproc.cli._fail import fail
 from extproc.config.starter.kubernetes import NAMESPACE, Cluster
 from extproc.config.starter.place import Place, listener
 from extproc.config.starter.place import servers as servers_of
@@ -233,11 +234,7 @@ def _look_before(files: list[Path], force: bool) -> None:
         if not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent}; make it first", param_hint=option)
         if file.exists() and not force:
-            typer.echo(
-                f"extproc: {file} is there already and stays as it is; --force overwrites it, {option} names another",
-                err=True,
-            )
-            raise typer.Exit(1)
+            fail(f"{file} is there already and stays as it is; --force overwrites it, {option} names another", 1)
 
 
 def _readable(file: Path) -> Path:
@@ -326,5 +323,4 @@ def _put(file: Path, text: str, force: bool) -> None:
             with file.open("x", encoding="utf-8") as new:
                 new.write(text)
     except OSError as error:
-        typer.echo(f"extproc: cannot write {file}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"cannot write {file}: {error.strerror}", 1)

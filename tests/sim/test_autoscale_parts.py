@@ -12,7 +12,7 @@ from extproc.endpoint import Address, Endpoint
 from extproc.pool.pool import Pool
 from extproc.pool.sample import LoadSample
 from extproc.sim.knee import between
-from extproc.sim.scaling.clairvoyant import least, loads, steps, tuned
+from extproc.sim.scaling.clairvoyant import MOST_BLIND, by_load, least, loads, steps
 from extproc.sim.scaling.hpa import Ask, Hpa
 from extproc.sim.scaling.run import Plan, Ran, run
 from extproc.sim.scaling.scalers import GaugeRule, RateRule, on_rate, planned
@@ -183,7 +183,8 @@ class TestTheClairvoyant:
 
     def test_the_least_that_does_is_found(self) -> None:
         """One server serves about 4 a second of 0.25 s each; so 6 a second take two, and one is not enough."""
-        bound = least(plan(rate=6.0, seconds=180.0, servers=2), lambda _: 3.5, 5.0)
+        of = plan(rate=6.0, seconds=180.0, servers=2)
+        bound = least(of, by_load(of, lambda _: 3.5), 5.0)
         assert bound is not None
         assert bound.ran.attained(5.0) >= 0.99
         assert bound.ran.replica_hours == pytest.approx(2 * 180.0 / 3600.0, rel=0.15)
@@ -191,11 +192,12 @@ class TestTheClairvoyant:
     def test_a_rule_is_tuned_to_the_least_that_does(self) -> None:
         """4 a second are what one server serves, so half of that for each asks for one too many, and 8 for too few."""
         of = plan(rate=6.0, seconds=900.0, servers=2, max_replicas=4)
-        bound = tuned(of, lambda factor: on_rate(4.0 / factor), 5.0)
+        bound = least(of, lambda factor: on_rate(4.0 / factor), 5.0, most=MOST_BLIND)
         assert bound is not None
         assert 0.75 <= bound.factor < 2.0
         assert bound.ran.attained(5.0) >= 0.99 > run(of, on_rate(8.0)).attained(5.0)
         assert bound.ran.replica_hours < run(of, on_rate(2.0)).replica_hours
 
     def test_where_nothing_does_there_is_no_bound(self) -> None:
-        assert least(plan(rate=20.0, seconds=20.0, max_replicas=2), lambda _: 3.5, 1.0) is None
+        of = plan(rate=20.0, seconds=20.0, max_replicas=2)
+        assert least(of, by_load(of, lambda _: 3.5), 1.0) is None

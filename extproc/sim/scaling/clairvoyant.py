@@ -22,9 +22,11 @@ from extproc.sim.scaling.traffic import Coming
 
 MINUTE_S = 60.0
 _ROUNDING = 1e-9
-_LOW, _HIGH, _FINE = 0.75, 1.45, 0.05  # factors that are tried
-_HIGH_RULE = 2.0  # for a rule that does not see what it is tuned for: lengths, bursts
+_LOW, MOST, _FINE = 0.75, 1.45, 0.05  # factors that are tried
+MOST_BLIND = 2.0  # for a rule that does not see what it is tuned for: lengths, bursts
 _LATE_S = 5.0  # a server is seen to serve up to so long after it does
+
+Rule = Callable[[float], Maker]  # asks for so many times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,63 +67,33 @@ def steps(plan: Plan, load: Sequence[float], factor: float, *, foresight: bool =
     return out
 
 
+def by_load(plan: Plan, knee_per_s: Callable[[float], float], *, foresight: bool = True) -> Rule:
+    """Its plans. `knee_per_s`: of one server, with the lengths of a time."""
+    load = loads(plan.arrivals, plan.seconds, knee_per_s)
+    return lambda factor: planned(steps(plan, load, factor, foresight=foresight))
+
+
 def least(
     plan: Plan,
-    knee_per_s: Callable[[float], float],
+    rule: Rule,
     ttft_p99_s: float,
     *,
+    most: float = MOST,
     attained: float = 0.99,
-    foresight: bool = True,
     seed: int = 0,
     progress: Callable[[float, float], None] | None = None,
 ) -> Bound | None:
-    """The cheapest of its plans with which so many of the requests meet the target; None: none of them does.
+    """The cheapest with which so many of the requests meet the target, of factors up to `most`; None: there is none.
 
-    `knee_per_s`: of one server, with the lengths of a time.
+    By halving: a greater factor has more in target, nearly always.
     """
-    load = loads(plan.arrivals, plan.seconds, knee_per_s)
-    return _cheapest(
-        plan,
-        lambda factor: planned(steps(plan, load, factor, foresight=foresight)),
-        ttft_p99_s,
-        most=_HIGH,
-        attained=attained,
-        seed=seed,
-        progress=progress,
-    )
-
-
-def tuned(
-    plan: Plan,
-    rule: Callable[[float], Maker],
-    ttft_p99_s: float,
-    *,
-    attained: float = 0.99,
-    seed: int = 0,
-    progress: Callable[[float, float], None] | None = None,
-) -> Bound | None:
-    """The same for a rule that asks for so many times as many: as one would set it who had seen these requests."""
-    return _cheapest(plan, rule, ttft_p99_s, most=_HIGH_RULE, attained=attained, seed=seed, progress=progress)
-
-
-def _cheapest(
-    plan: Plan,
-    maker: Callable[[float], Maker],
-    ttft_p99_s: float,
-    *,
-    most: float,
-    attained: float,
-    seed: int,
-    progress: Callable[[float, float], None] | None,
-) -> Bound | None:
-    """By halving: a greater factor has more in target, nearly always."""
     best: Bound | None = None
     low, high = round(_LOW / _FINE), round(most / _FINE)
     tried = 0
     while low <= high:
         middle = (low + high) // 2 if tried else round(1.0 / _FINE)
         factor = middle * _FINE
-        ran = run(plan, maker(factor), seed=seed, progress=progress)
+        ran = run(plan, rule(factor), seed=seed, progress=progress)
         tried += 1
         if ran.attained(ttft_p99_s) >= attained:
             if best is None or ran.replica_hours <= best.ran.replica_hours:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from extproc.sim.scaling import clairvoyant, scalers
-from extproc.sim.scaling.run import Ran, run
-from extproc.sim.scaling.scenarios import Scenario, maker, profile
+from extproc.sim.scaling import clairvoyant
+from extproc.sim.scaling.run import Plan, Ran, run
+from extproc.sim.scaling.scenarios import Scenario, keda, maker
 
 CLAIRVOYANT = "clairvoyant"
 NO_FORESIGHT = "no-foresight"
 TUNED = "keda-tuned"
+_TRIED = (CLAIRVOYANT, NO_FORESIGHT, TUNED)  # found by runs
 ATTAINED = 0.99  # of the requests, within the target: what the clairvoyant must reach
 
 Progress = Callable[[float, float], None]  # virtual seconds done, and in all
@@ -65,35 +66,16 @@ def play(
     for policy in sorted(policies, key=lambda each: each != CLAIRVOYANT):
         if starting is not None:
             starting(policy)
-        if policy in (CLAIRVOYANT, NO_FORESIGHT):
-            bound = clairvoyant.least(
-                plan,
-                scenario.knee_per_s,
-                target_s,
-                attained=ATTAINED,
-                foresight=policy == CLAIRVOYANT,
-                seed=seed,
-                progress=progress,
-            )
-            if bound is None:
-                continue
-            ran = bound.ran
-            if policy == CLAIRVOYANT:
-                hours = ran.replica_hours
-        elif policy == TUNED:
-            bound = clairvoyant.tuned(
-                plan,
-                partial(_keda, profile(fleet=scenario.fleet).knee_per_s),
-                target_s,
-                attained=ATTAINED,
-                seed=seed,
-                progress=progress,
-            )
+        if policy in _TRIED:
+            rule, most = _rule(policy, scenario, plan)
+            bound = clairvoyant.least(plan, rule, target_s, most=most, attained=ATTAINED, seed=seed, progress=progress)
             if bound is None:
                 continue
             ran = bound.ran
         else:
             ran = run(plan, maker(policy, scenario, plan), seed=seed, progress=progress)
+        if policy == CLAIRVOYANT:
+            hours = ran.replica_hours
         cells.append(
             Cell(
                 scenario=name,
@@ -112,8 +94,12 @@ def play(
     return sorted(cells, key=lambda cell: list(policies).index(cell.policy))
 
 
-def _keda(knee_per_s: float, factor: float) -> scalers.Maker:
-    return scalers.on_rate(knee_per_s / factor)
+def _rule(policy: str, scenario: Scenario, plan: Plan) -> tuple[clairvoyant.Rule, float]:
+    """What is tried, and the greatest factor."""
+    if policy == TUNED:
+        return partial(keda, scenario), clairvoyant.MOST_BLIND
+    rule = clairvoyant.by_load(plan, scenario.knee_per_s, foresight=policy == CLAIRVOYANT)
+    return rule, clairvoyant.MOST
 
 
 def as_record(cell: Cell) -> dict[str, object]:

@@ -187,13 +187,18 @@ def maker(policy: str, scenario: Scenario, plan: Plan) -> Maker:
     if policy == "hpa-kv":
         return scalers.on_kv_usage(at_knee(scenario.fleet).kv_usage_ratio or 1.0)
     if policy == "keda-rate":
-        return scalers.on_rate(profile(fleet=scenario.fleet).knee_per_s)
+        return keda(scenario)
     if policy == "static-peak":
         from extproc.sim.scaling.clairvoyant import loads
 
         peak = max(loads(plan.arrivals, plan.seconds, scenario.knee_per_s))
         return scalers.planned([(0.0, min(plan.max_replicas, max(1, ceil(peak))))])
     raise KeyError(policy)
+
+
+def keda(scenario: Scenario, factor: float = 1.0) -> Maker:
+    """It asks for so many times as many as fill at the knee."""
+    return scalers.on_rate(profile(fleet=scenario.fleet).knee_per_s / factor)
 
 
 def _long_prompts() -> tuple[Coming, ...]:

@@ -17,6 +17,7 @@ from extproc.autoscale.growth import jumps, slope
 from extproc.autoscale.known import Measured, known
 from extproc.autoscale.reading import Offered
 
+BURST_RATIO = 1.0 / 3.0  # of a window: what lasts no longer is a burst, for which queues are there
 PARTS = 6  # of a window: the points of the growth
 _MOST_MARKS = 1024
 _GROWTH_POINTS = 24  # at most: more cost time and tell little
@@ -24,6 +25,7 @@ _GROWTH_WINDOWS = 5  # at least, of which a growth is read
 _WINDOWS = 3  # at most, over which what does not change is counted
 _CHANCE = 2.5  # standard deviations: what differs by less may be chance
 _LIKELY = 1.64  # so much to one side chance makes one time in twenty
+_CONCENTRATED = 3.0  # by so much the busiest third of a window differs from the rest where it is a burst
 _SURE = 4.0  # and what differs by more is none, however often one looks
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
@@ -175,11 +177,31 @@ class Arrivals:
             before, whole = counted(since, recent), counted(since, last)
             if before is None or whole is None or not before.requests:
                 break
-            chance = whole.value * sqrt(1.0 / lately.requests + 1.0 / before.requests)
-            if abs(lately.value - before.value) > _CHANCE * chance:
-                break
+            if _differ(lately, before, whole.value):
+                # Bursts are what queues are for: the rest of the window tells whether the rate changed.
+                calm = self._calm(recent, lately) if counted is _requests else None
+                changed = calm is None or _differ(calm, before, whole.value)
+                if calm is None or (changed and calm.value < before.value):  # there were such bursts before, too
+                    break
+                if changed:
+                    return calm if n == 2 else found
             found = whole
         return found
+
+    def _calm(self, recent: _Mark, lately: _Count) -> _Count | None:
+        """What came since that mark, without its busiest third; None: that is no burst."""
+        marks = [mark for mark in self._marks if mark.at_s >= recent.at_s]
+        if self._last is not None and marks[-1] is not self._last:
+            marks.append(self._last)
+        parts = [part for pair in pairwise(marks) if (part := _requests(*pair)) is not None]
+        parts.sort(key=lambda part: part.value, reverse=True)
+        left_s = sum(part.over_s for part in parts) * BURST_RATIO
+        busy, calm = _NONE, _NONE
+        for part in parts:
+            over_s = min(part.over_s, left_s)
+            left_s -= over_s
+            busy, calm = busy.and_(part.value, over_s), calm.and_(part.value, part.over_s - over_s)
+        return calm if calm.requests and _differ(busy, calm, lately.value, _CONCENTRATED) else None
 
     def _note_rise(self, now: float, lead_s: float) -> None:
         marks = list(self._marks)
@@ -205,10 +227,25 @@ class _Count:
     requests: float  # that it was counted from
     over_s: float = 0.0  # and in which time
 
+    def and_(self, per_s: float, for_s: float) -> _Count:
+        """And requests at such a rate for so long."""
+        requests, over_s = self.requests + per_s * for_s, self.over_s + for_s
+        return _Count(requests / over_s if over_s else 0.0, requests, over_s)
+
+
+_NONE = _Count(0.0, 0.0)
+
 
 _Counted = Callable[[_Mark, _Mark], _Count | None]
 _LENGTHS = ("prompt_tokens", "uncached_tokens", "output_tokens")
 _NAMES = ("requests", "begun", *_LENGTHS)
+
+
+def _differ(one: _Count, other: _Count, usual: float, chance: float = _CHANCE) -> bool:
+    """Whether by more than chance (standard deviations) makes of what is `usual`."""
+    if not one.requests or not other.requests:
+        return bool(one.requests or other.requests)
+    return abs(one.value - other.value) > chance * usual * sqrt(1.0 / one.requests + 1.0 / other.requests)
 
 
 def _grown(before: Offered, after: Offered, name: str) -> float | None:

@@ -124,6 +124,8 @@ def _waiting(signals: Signals, led: Thresholds, lead_s: float, most: int) -> Sig
     words = f"{waiting.value:.3g} wait per server, threshold {threshold:.3g}"
     if waiting.value <= threshold:
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
+    if signals.waiting_lasting is not None and signals.waiting_lasting.value <= threshold:
+        return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, f"{words}, in a single burst")
     excess = (waiting.value - threshold) * signals.ready
     # What one works off: what it serves within a lead. Where no load test tells how fast it is, as many as it runs at
     # once: with requests waiting, these are all it can.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from extproc.autoscale.arrivals import Arrivals
+from extproc.autoscale.arrivals import BURST_RATIO, Arrivals
 from extproc.autoscale.first_token import FirstTokens, p99_s
 from extproc.autoscale.known import Measured, known, mean
 from extproc.autoscale.reading import PoolReading, ServerReading, ServerState
-from extproc.autoscale.window import Window
+from extproc.autoscale.window import PARTS, Window
 
+WAITING_WINDOWS = 3  # bursts that come again and again within so many are no single ones
 TTFT_WINDOWS = 5  # the 99th percentile takes a hundred requests: it is read over more than one window
 
 
@@ -32,6 +33,7 @@ class Signals:
     uncached_tokens: Measured | None = None  # of a request
     output_tokens: Measured | None = None  # of an answer
     waiting: Measured | None = None  # requests per server
+    waiting_lasting: Measured | None = None  # the same, but that of a single burst is left out
     running: Measured | None = None  # requests per server
     kv_usage: Measured | None = None  # 0..1 per server
     kv_usages: tuple[float, ...] = ()  # of each server, ascending
@@ -52,7 +54,7 @@ class _Server:
     __slots__ = ("kv_usage", "preempted_at_s", "preemptions", "ready_s", "running", "sample_at_s", "ttft", "waiting")
 
     def __init__(self, window_s: float, gap_s: float) -> None:
-        self.waiting = Window(window_s, gap_s)
+        self.waiting = Window(WAITING_WINDOWS * window_s, gap_s, parts=WAITING_WINDOWS * PARTS)
         self.running = Window(window_s, gap_s)
         self.kv_usage = Window(window_s, gap_s)
         self.ttft = FirstTokens(TTFT_WINDOWS * window_s)
@@ -103,7 +105,7 @@ class PoolSignals:
                 self._servers[each.key].ready_s = now
         ready = [self._servers[each.key] for each in reading.servers if each.state is ServerState.READY]
         serving = [self._servers[each.key] for each in reading.servers if each.state is not ServerState.STARTING]
-        waiting = [server.waiting.mean(now) for server in ready]
+        waiting = [server.waiting.mean(now, over_s=self._window_s) for server in ready]
         running = [server.running.mean(now) for server in ready]
         kv_usage = [server.kv_usage.mean(now) for server in ready]
         if any(value is not None for value in (*waiting, *running, *kv_usage)) or (
@@ -125,6 +127,7 @@ class PoolSignals:
             uncached_tokens=self._arrivals.tokens("uncached_tokens", now),
             output_tokens=self._arrivals.tokens("output_tokens", now),
             waiting=_mean(waiting),
+            waiting_lasting=_lasting(ready, now, self._window_s),
             running=_mean(running),
             kv_usage=_mean(kv_usage),
             kv_usages=tuple(sorted(each.value for each in kv_usage if each is not None)),
@@ -149,3 +152,14 @@ def _mean(values: list[Measured | None]) -> Measured | None:
     there = [each for each in values if each is not None]
     average = mean(each.value for each in there)
     return None if average is None else Measured(average, max(each.age_s for each in there))
+
+
+def _lasting(servers: list[_Server], now: float, window_s: float) -> Measured | None:
+    """The mean over a window without its busiest part, as long as a burst; or over several windows, if that is more.
+    But that is not asked where servers came meanwhile, which are the answer to what waited before."""
+    calm = _mean([each.waiting.mean(now, over_s=window_s, leave_out=BURST_RATIO) for each in servers])
+    since_s = now - WAITING_WINDOWS * window_s
+    if any(each.ready_s is None or each.ready_s > since_s for each in servers):
+        return calm
+    long = _mean([each.waiting.mean(now) for each in servers])
+    return max((each for each in (calm, long) if each is not None), key=lambda each: each.value, default=None)

@@ -12,17 +12,18 @@ from operator import mul
 
 from extproc.autoscale.known import Measured, known
 
-_PARTS = 12  # of a window; shorter pieces are joined: memory and time are bounded however often a gauge is read
+PARTS = 12  # of a window; shorter pieces are joined: memory and time are bounded however often a gauge is read
 
 
 class Window:
     """One gauge of one server."""
 
-    __slots__ = ("_at_s", "_gap_s", "_length_s", "_pieces", "_value")
+    __slots__ = ("_at_s", "_gap_s", "_length_s", "_piece_s", "_pieces", "_value")
 
-    def __init__(self, length_s: float, gap_s: float) -> None:
+    def __init__(self, length_s: float, gap_s: float, *, parts: int = PARTS) -> None:
         """`gap_s`: a value is believed for so long."""
         self._length_s = length_s
+        self._piece_s = length_s / parts
         self._gap_s = gap_s
         self._pieces: deque[tuple[float, float, float]] = deque()  # from, until, value; by time
         self._at_s = float("-inf")  # of the last reading
@@ -40,9 +41,13 @@ class Window:
         while self._pieces and self._pieces[0][1] <= at_s - self._length_s:
             self._pieces.popleft()
 
-    def mean(self, now: float) -> Measured | None:
-        """Over the window that ends `now`; None: nothing is known of it. One reading alone is its own mean."""
-        start = now - self._length_s
+    def mean(self, now: float, *, over_s: float | None = None, leave_out: float = 0.0) -> Measured | None:
+        """Over the window that ends `now`; None: nothing is known of it. One reading alone is its own mean.
+
+        `over_s`: over the end of the window that is so long. `leave_out`: of the time that is known, this share is left
+        out: that with the greatest values.
+        """
+        start = now - (self._length_s if over_s is None else over_s)
         pieces = list(self._pieces)
         last = self._open(now)
         if last is not None:
@@ -58,6 +63,9 @@ class Window:
         total_s = sum(lengths)
         if not total_s:
             return None
+        if leave_out:
+            lengths, values = _lowest(lengths, values, total_s * (1.0 - leave_out))
+            total_s = sum(lengths)
         average = sum(map(mul, lengths, values)) / total_s
         if not isfinite(average):  # values of such a size are no requests, but no reason to fail either
             average = fsum(value * (length / total_s) for length, value in zip(lengths, values, strict=True))
@@ -74,8 +82,21 @@ class Window:
         since, until, value = piece
         if self._pieces:
             before, end, other = self._pieces[-1]
-            if end == since and until - before <= self._length_s / _PARTS:
+            if end == since and until - before <= self._piece_s:
                 share = (end - before) / (until - before)
                 self._pieces[-1] = before, until, other * share + value * (1.0 - share)
                 return
         self._pieces.append(piece)
+
+
+def _lowest(lengths: list[float], values: list[float], most_s: float) -> tuple[list[float], list[float]]:
+    """Of these pieces the lowest, so many seconds of them."""
+    pieces = sorted(zip(values, lengths, strict=True))
+    out_s, out = [], []
+    for value, length_s in pieces:
+        out_s.append(min(length_s, most_s))
+        out.append(value)
+        most_s -= out_s[-1]
+        if most_s <= 0.0:
+            break
+    return out_s, out

@@ -60,6 +60,31 @@ class TestUp:
         said = run.for_s(65, servers(4, waiting=322.0, running=20.0), rate=10.0)
         assert said.desired == 4 + 1 + 1  # (322 - 2) x 4 waiting too many; a server serves 10 a second for 106 s
 
+    def test_a_burst_whose_queue_is_gone_asks_for_nothing(self) -> None:
+        """15 wait per server for fifteen seconds: 3.75 on average over a window, and 2 is the threshold."""
+        run = Run()
+        run.for_s(240, servers(4, waiting=0.5), rate=10.0)
+        run.for_s(15, servers(4, waiting=15.0, running=20.0), rate=10.0)
+        said = run.for_s(30, servers(4, waiting=0.5), rate=10.0)
+        waiting = next(row for row in said.signals if row.name is SignalName.WAITING)
+        assert waiting.value is not None
+        assert waiting.value > 2.0
+        assert "in a single burst" in waiting.words
+        assert {each.desired for each in run.seen} == {4}
+
+    def test_bursts_that_come_each_minute_ask_for_more(self) -> None:
+        run = Run()
+        run.for_s(240, servers(4, waiting=0.5), rate=10.0)
+        for _ in range(4):
+            run.for_s(15, servers(4, waiting=15.0, running=20.0), rate=10.0)
+            run.for_s(45, servers(4, waiting=0.5), rate=10.0)
+        assert run.seen[-1].desired == 5
+
+    def test_a_queue_that_stays_asks_within_half_a_window(self) -> None:
+        run = Run()
+        run.for_s(240, servers(4, waiting=0.5), rate=10.0)
+        assert run.for_s(30, servers(4, waiting=15.0, running=20.0), rate=10.0).desired == 5
+
     def test_where_no_load_test_tells_how_fast_one_is_the_backlog_is_shared_by_what_one_runs(self) -> None:
         run = Run(policy(calibration=None))
         run.for_s(120, servers(4, waiting=0.5), rate=10.0)

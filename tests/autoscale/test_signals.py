@@ -45,6 +45,14 @@ class TestAWindow:
         window.add(20.0, 30.0)
         assert window.mean(30.0).value == pytest.approx(20.0)  # type: ignore[union-attr]
 
+    def test_of_its_end_and_without_its_greatest_part(self) -> None:
+        window = Window(180.0, 5.0, parts=36)
+        for i in range(180):
+            window.add(float(i), 9.0 if 140 <= i < 150 else 60.0 if i < 60 else 1.0)
+        assert window.mean(180.0, over_s=60.0).value == pytest.approx((50 * 1.0 + 10 * 9.0) / 60.0)  # type: ignore[union-attr]
+        assert window.mean(180.0, over_s=60.0, leave_out=1 / 3).value == pytest.approx(1.0)  # type: ignore[union-attr]
+        assert window.mean(180.0, over_s=60.0, leave_out=0.1).value == pytest.approx((50 + 4 * 9) / 54)  # type: ignore[union-attr]
+
     def test_its_memory_is_bounded_and_its_mean_right_however_often_it_is_read(self) -> None:
         window = Window(60.0, 5.0)
         for i in range(60_001):
@@ -122,6 +130,55 @@ class TestArrivals:
         assert before is not None
         assert after is not None
         assert (before.value, after.value) == (pytest.approx(6.0), pytest.approx(9.0))
+
+    @pytest.mark.parametrize("offset_s", [0.0, 3.0, 6.0])
+    def test_a_burst_counts_in_the_longer_mean_and_not_by_its_window(self, offset_s: float) -> None:
+        """Ten seconds at twice the rate are 1/18 of three windows, but 1/6 of one."""
+        arrivals = Arrivals(60.0)
+        rates = []
+        for i in range(300):
+            at_s = i * 5.0
+            bursts = sum(min(10.0, max(0.0, at_s - from_s)) for from_s in (300.0 + offset_s, 900.0 + offset_s))
+            arrivals.add(at_s, Offered(12.0 * (at_s + bursts)), 176.0)
+            if at_s >= 300.0:
+                rates.append(arrivals.rate_per_s(at_s).value)  # type: ignore[union-attr]
+        assert min(rates) == pytest.approx(12.0)
+        assert max(rates) <= 12.0 * (1 + 1 / 18) + 1e-9
+
+    def test_bursts_that_come_again_and_again_are_load(self) -> None:
+        """Twenty seconds of each minute at three times the rate."""
+        arrivals, count = Arrivals(60.0), 0.0
+        for i in range(400):
+            at_s = i * 5.0
+            count += 5.0 * (24.0 if at_s % 60.0 < 20.0 else 8.0)
+            arrivals.add(at_s + 5.0, Offered(count), 176.0)
+            if at_s >= 300.0:
+                found = arrivals.rate_per_s(at_s + 5.0)
+                assert found is not None
+                assert found.value == pytest.approx(40.0 / 3.0, rel=0.05)
+
+    def test_what_lasts_for_more_than_a_third_of_a_window_is_no_burst(self) -> None:
+        arrivals = Arrivals(60.0)
+        seen = {}
+        for i in range(133):
+            at_s = i * 5.0
+            arrivals.add(at_s, Offered(12.0 * (at_s + max(0.0, at_s - 600.0))), 176.0)
+            seen[at_s] = arrivals.rate_per_s(at_s)
+        assert seen[640.0].value > 1.3 * 12.0  # type: ignore[union-attr]
+        assert seen[660.0].value == pytest.approx(24.0)  # type: ignore[union-attr]
+
+    def test_few_requests_by_chance_are_no_bursts(self) -> None:
+        """One in ten seconds, for ten hours: what is counted is as many as came."""
+        random, arrivals, count, due_s = Random(3), Arrivals(60.0), 0.0, 0.0
+        found = []
+        for i in range(7200):
+            while due_s <= i * 5.0:
+                due_s += random.expovariate(0.1)
+                count += 1.0
+            arrivals.add(i * 5.0, Offered(count), 176.0)
+            if i > 60:
+                found.append(arrivals.rate_per_s(i * 5.0).value)  # type: ignore[union-attr]
+        assert fmean(found) == pytest.approx(0.1, rel=0.1)
 
     @pytest.mark.parametrize("told", [True, False])
     def test_answers_do_not_seem_shorter_while_the_rate_rises(self, told: bool) -> None:

@@ -30,6 +30,7 @@ from extproc.sim.scaling.scenarios import (
     sine,
     without_lead,
 )
+from extproc.sim.scaling.traffic import bursts, steady
 
 COLD_S = COLD_START.total_s()
 
@@ -101,6 +102,15 @@ def test_a_step_is_answered_by_what_it_takes_and_no_more() -> None:
 def test_bursts_of_ten_seconds_ask_for_nothing() -> None:
     of = ran("bursts")
     assert of.wanted == [(0.0, 4)]
+    assert of.attained(TARGET_S) >= 0.99
+
+
+def test_bursts_ask_for_nothing_where_they_are_more_than_all_servers_bear() -> None:
+    """The load of 5.4 servers on seven, which is that of 10.8 for ten seconds: a queue in each burst."""
+    rate = bursts(steady(5.4), 2.0, every_s=180.0, seconds=10.0, from_s=90.0)
+    of = follow(Scenario("", 1800.0, rate, servers=7))
+    assert max(value(said, SignalName.WAITING) or 0.0 for said in of.seen) > 1.0
+    assert of.wanted == [(0.0, 7)]
     assert of.attained(TARGET_S) >= 0.99
 
 

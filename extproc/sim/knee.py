@@ -52,7 +52,12 @@ class _Requests:
     @classmethod
     def drawn(cls, draw: Draw, count: int, seed: int) -> _Requests:
         lengths, gaps = Random(f"lengths {seed}"), Random(f"gaps {seed}")
-        return cls([draw(lengths) for _ in range(count)], list(accumulate(gaps.expovariate(1.0) for _ in range(count))))
+        at_s = list(accumulate(gaps.expovariate(1.0) for _ in range(count)))
+        # Of a thousand some tens more or less come by chance. But the rate of a step is to be that at which its requests
+        # came, or its readings would be those of another rate.
+        first = int(_WARM_UP_RATIO * count)
+        per_s = (count - 1 - first) / (at_s[-1] - at_s[first])
+        return cls([draw(lengths) for _ in range(count)], [each_s * per_s for each_s in at_s])
 
 
 def knee(

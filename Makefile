@@ -69,7 +69,7 @@ protos: $(STAMP) ## generate extproc/pb from protos/
 bench-overhead: $(STAMP) ## what the service costs, beside Envoy alone and other routers (bench/out/overhead.json)
 	$(BIN)/python -m bench.overhead $(BENCH_ARGS)
 
-bench-routing: $(STAMP) ## time to first token over ten workloads, beside Envoy's policies and other routers (about 1.5 hours)
+bench-routing: $(STAMP) ## time to first token over ten workloads, beside Envoy's policies and other routers (about 2.3 hours)
 	$(BIN)/python -m bench.routing $(BENCH_ARGS)
 
 bench-pick: $(STAMP) ## what a pick costs by its parts, and what the index weighs (bench/out/pick.json)

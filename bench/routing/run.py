@@ -38,7 +38,7 @@ class Timing:
 # decides: what goes through three processes waits for one of two processors more often than what goes through two. Five
 # arms at once made W2 1.3 ms slower through Envoy and the service than through Envoy alone, three did not (medians of
 # three pairs). Lengths: what the rarest
-# event of interest needs (an agent's whole run), within an hour and a half for three seeds. W1 and W1z are longer: in
+# event of interest needs (an agent's whole run), within some hours for three seeds. W1 and W1z are longer: in
 # a minute 6.5 % of the requests are the first for their document and 3.5 % come while one is computed, so the p90
 # stood at that cliff and was chance, 54 to 322 ms over 24 seeds of the simulation.
 TIMINGS = {

@@ -106,8 +106,8 @@ def test_bursts_of_ten_seconds_ask_for_nothing() -> None:
 
 
 def test_bursts_ask_for_nothing_where_they_are_more_than_all_servers_bear() -> None:
-    """The load of 5.4 servers on seven, which is that of 10.8 for ten seconds: a queue in each burst."""
-    rate = bursts(steady(5.4), 2.0, every_s=180.0, seconds=10.0, from_s=90.0)
+    """The load of 5.8 servers on seven, which is that of 11.6 for ten seconds: a queue in each burst."""
+    rate = bursts(steady(5.8), 2.0, every_s=180.0, seconds=10.0, from_s=90.0)
     of = follow(Scenario("", 1800.0, rate, servers=7))
     assert max(value(said, SignalName.WAITING) or 0.0 for said in of.seen) > 1.0
     assert of.wanted == [(0.0, 7)]

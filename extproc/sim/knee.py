@@ -53,8 +53,8 @@ class _Requests:
     def drawn(cls, draw: Draw, count: int, seed: int) -> _Requests:
         lengths, gaps = Random(f"lengths {seed}"), Random(f"gaps {seed}")
         at_s = list(accumulate(gaps.expovariate(1.0) for _ in range(count)))
-        # Of a thousand some tens more or less come by chance. But the rate of a step is to be that at which its requests
-        # came, or its readings would be those of another rate.
+        # Of a thousand some tens more or less come by chance. Here exactly as many come as the rate of a step says, or
+        # its readings would be those of another rate.
         first = int(_WARM_UP_RATIO * count)
         per_s = (count - 1 - first) / (at_s[-1] - at_s[first])
         return cls([draw(lengths) for _ in range(count)], [each_s * per_s for each_s in at_s])

@@ -98,10 +98,10 @@ def test_cells_that_are_done_are_left_out() -> None:
     assert [[cell.arm for cell in batch.cells] for batch in plan] == [[PEER]]
 
 
-def test_the_whole_run_takes_about_two_hours_on_paper() -> None:
+def test_the_whole_run_takes_two_hours_and_a_half_at_most_on_paper() -> None:
     arms = [arm for arm in ARMS if arm not in EXTRA_ARMS]
     plan = batches(list(TIMINGS), arms, [1, 2, 3], seconds=None, factor=1.0, at_once=None)
-    assert sum(batch.expected_s for batch in plan) < 2.1 * 3600
+    assert sum(batch.expected_s for batch in plan) < 2.5 * 3600
 
 
 def test_arms_are_compared_on_the_seeds_that_all_of_them_have() -> None:

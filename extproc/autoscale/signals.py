@@ -9,6 +9,7 @@ from extproc.autoscale.arrivals import BURST_RATIO, Arrivals
 from extproc.autoscale.first_token import FirstTokens, p99_s
 from extproc.autoscale.known import Measured, known, mean
 from extproc.autoscale.reading import PoolReading, ServerReading, ServerState
+from extproc.autoscale.thresholds import LEAST_WAITING
 from extproc.autoscale.window import PARTS, Window
 
 WAITING_WINDOWS = 3  # bursts that come again and again within so many are no single ones
@@ -33,7 +34,7 @@ class Signals:
     uncached_tokens: Measured | None = None  # of a request
     output_tokens: Measured | None = None  # of an answer
     waiting: Measured | None = None  # requests per server
-    waiting_lasting: Measured | None = None  # the same, but that of a single burst is left out
+    waiting_lasting: Measured | None = None  # the same less that of a single burst; None: few wait
     running: Measured | None = None  # requests per server
     kv_usage: Measured | None = None  # 0..1 per server
     kv_usages: tuple[float, ...] = ()  # of each server, ascending
@@ -108,6 +109,9 @@ class PoolSignals:
         waiting = [server.waiting.mean(now, over_s=self._window_s) for server in ready]
         running = [server.running.mean(now) for server in ready]
         kv_usage = [server.kv_usage.mean(now) for server in ready]
+        mean_waiting = _mean(waiting)
+        # No threshold is lower, so nobody asks what of less would last: most pools, and most of the time.
+        asked = mean_waiting is not None and mean_waiting.value > LEAST_WAITING
         if any(value is not None for value in (*waiting, *running, *kv_usage)) or (
             reading.known and not ready and not reading.count(ServerState.STALE)
         ):
@@ -126,8 +130,8 @@ class PoolSignals:
             prompt_tokens=self._arrivals.tokens("prompt_tokens", now),
             uncached_tokens=self._arrivals.tokens("uncached_tokens", now),
             output_tokens=self._arrivals.tokens("output_tokens", now),
-            waiting=_mean(waiting),
-            waiting_lasting=_lasting(ready, now, self._window_s),
+            waiting=mean_waiting,
+            waiting_lasting=_lasting(ready, now, self._window_s) if asked else None,
             running=_mean(running),
             kv_usage=_mean(kv_usage),
             kv_usages=tuple(sorted(each.value for each in kv_usage if each is not None)),

@@ -35,12 +35,11 @@ class Timing:
 # One cell alone was measured to take 11 to 28 % of two cores with W3 and W1h (50 to 60 requests a second), and 1 to 8
 # % with the others: two, five or ten side by side leave half of the machine idle. Ten only where first tokens take
 # most of a second and more, so that a millisecond of waiting for the processor is nothing. Two where a millisecond
-# decides: what goes through three processes waits for one of two processors more often than what goes through two. Five
-# arms at once made W2 1.3 ms slower through Envoy and the service than through Envoy alone, three did not (medians of
-# three pairs). Lengths: what the rarest
-# event of interest needs (an agent's whole run), within some hours for three seeds. W1 and W1z are longer: in
-# a minute 6.5 % of the requests are the first for their document and 3.5 % come while one is computed, so the p90
-# stood at that cliff and was chance, 54 to 322 ms over 24 seeds of the simulation.
+# decides: what goes through three processes waits for one of two processors more often than what goes through two. With
+# five arms W2's median was 1.4 ms higher through Envoy and the service than through Envoy alone, with three it was not
+# (three pairs). Lengths: what the rarest event of interest needs (an agent's whole run), within some hours for three
+# seeds. W1 and W1z are longer: in a minute 6.5 % of the requests are the first for their document and 3.5 % come while
+# one is computed, so the p90 stood at that cliff and was chance, 54 to 322 ms over 24 seeds of the simulation.
 TIMINGS = {
     "W1": Timing(120, 2),
     "W1z": Timing(120, 2),

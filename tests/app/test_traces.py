@@ -177,7 +177,13 @@ async def test_a_receiver_that_is_away_is_told_once_and_requests_go_on(
         receiver.status = 200
         await ask(running)
         await eventually(lambda: receiver.spans, "a span is taken", timeout_s=LONG_S)
-        told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("traces: ")]
+
+        def said() -> list[str]:
+            return [record.getMessage() for record in caplog.records if record.getMessage().startswith("traces: ")]
+
+        # The receiver has it before the exporter has its answer.
+        await eventually(lambda: len(said()) > 1, "it is told", timeout_s=LONG_S)
+        told = said()
         assert len(told) == 2, told
         assert "does not take spans (Failed to export" in told[0]
         assert "code: 400" in told[0]

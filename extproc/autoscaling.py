@@ -34,6 +34,7 @@ LOOK_S = 1.0  # between two looks at a pool, at most
 _LOOKS = 6  # in a window, at least
 _MOST_TOLD = 100  # warnings of a pool that are logged
 
+_CALM = "the pool is calm: for an hour the time to first token was well within its target, and the rate did not jump"
 _VERDICTS: Mapping[Verdict, tuple[int, str]] = {
     Verdict.OK: (logging.INFO, "it is within its target"),
     Verdict.SCALING: (logging.INFO, "it is over its target, and more servers are asked for or starting"),
@@ -223,6 +224,8 @@ class _Scaled:
             self._log(logging.INFO, f"{servers} recommended: {now.reason}")
         if before is not None and now.desired is not None and now.stale and not before.stale:
             self._log(logging.WARNING, "nothing is recommended any more: the load of no server is known")
+        if before is not None and now.calm != before.calm:
+            self._log(logging.INFO, _CALM if now.calm else "the pool is not calm any more")
         self._tell_verdict(now)
         if (now.min_too_low or 0) > self._too_low:
             self._too_low = now.min_too_low or 0

@@ -32,6 +32,9 @@ _FIELDS = (
     "cold_start_s",
     "lead_s",
     "min_too_low",
+    "calm",
+    "room",
+    "down_ratio",
 )
 _NOT_YET = "the pool was not looked at yet"
 

@@ -27,6 +27,7 @@ _CHANCE = 2.5  # standard deviations: what differs by less may be chance
 _LIKELY = 1.64  # so much to one side chance makes one time in twenty
 _CONCENTRATED = 3.0  # by so much the busiest third of a window differs from the rest where it is a burst
 _SURE = 4.0  # and what differs by more is none, however often one looks
+_JUMP = 1.3  # times as much in a window as in the one before
 _RISE_PARTS = 3  # the rate that counts for a rise is that of half a window: shorter bursts are what queues are for
 _RISES_KEPT_S = 3600.0
 _RISES_KEPT = 24
@@ -130,6 +131,19 @@ class Arrivals:
     @property
     def _growth_span_s(self) -> float:
         return max(_GROWTH_WINDOWS * self._window_s, self._lead_s)
+
+    def jumped(self, now: float) -> bool:
+        """Whether the last window has so much more than the one before that a server needs the room for it."""
+        last, recent, since = self._last, self._since(now - self._window_s), self._since(now - 2 * self._window_s)
+        if last is None or recent is None or since is None:
+            return False
+        lately, before = _requests(recent, last), _requests(since, recent)
+        if lately is None or before is None:
+            return False
+        lately = self._calm(recent, lately) or lately  # bursts are what queues are for
+        if lately.value <= _JUMP * before.value:
+            return False
+        return _differ(lately, before, (lately.value + before.value) / 2.0, _SURE)
 
     def tokens(self, name: str, now: float) -> Measured | None:
         """A mean length, of a request or an answer: `prompt_tokens`, `uncached_tokens`, `output_tokens`. When nothing

@@ -19,33 +19,33 @@ _PARTS = 6  # of a window
 class FirstTokens:
     """Those of one server, over a window."""
 
-    __slots__ = ("_last", "_length_s", "_marks")
+    __slots__ = ("_length_s", "_marks", "last")
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._marks: deque[tuple[float, Histogram]] = deque()  # one a part; the first may be older than the window
-        self._last: tuple[float, Histogram] | None = None
+        self.last: tuple[float, Histogram] | None = None  # the reading, and when
 
     def add(self, at_s: float, histogram: Histogram | None) -> None:
         """A reading; one without a histogram says nothing."""
-        if histogram is None or not histogram.bounds_s or (self._last is not None and at_s <= self._last[0]):
+        if histogram is None or not histogram.bounds_s or (self.last is not None and at_s <= self.last[0]):
             return
         if any(known(count) is None for count in histogram.counts):
             return
-        last = self._last[1] if self._last is not None else None
+        last = self.last[1] if self.last is not None else None
         if last is not None and not _follows(last, histogram):
             self._marks.clear()  # another process
-        self._last = (at_s, histogram)
+        self.last = (at_s, histogram)
         if not self._marks or at_s - self._marks[-1][0] >= self._length_s / _PARTS:
-            self._marks.append(self._last)
+            self._marks.append(self.last)
         while len(self._marks) > 1 and self._marks[1][0] <= at_s - self._length_s:
             self._marks.popleft()
 
     def lately(self, now: float) -> tuple[Histogram, float] | None:
         """What was observed within the window, and the age of the last reading; None: there was none within it."""
-        if self._last is None or now - self._last[0] > self._length_s:
+        if self.last is None or now - self.last[0] > self._length_s:
             return None
-        return self._last[1].since(self._marks[0][1]), max(0.0, now - self._last[0])
+        return self.last[1].since(self._marks[0][1]), max(0.0, now - self.last[0])
 
 
 def p99_s(servers: Iterable[tuple[Histogram, float] | None]) -> Measured | None:

@@ -36,8 +36,9 @@ class Need:
         return self.value / self.threshold
 
 
-def little(rate: Measured | None, signals: Signals, per_server: Thresholds) -> list[Need]:
-    """The need of each resource of which enough is known, at this rate."""
+def little(rate: Measured | None, signals: Signals, per_server: Thresholds, room: float = 1.0) -> list[Need]:
+    """The need of each resource of which enough is known, at this rate. `room`: a server may have so many times what
+    its thresholds say."""
     if rate is None:
         return []
     uncached = _value(signals.uncached_tokens, per_server.uncached_tokens)
@@ -48,7 +49,9 @@ def little(rate: Measured | None, signals: Signals, per_server: Thresholds) -> l
 
     def need(name: SignalName, value: float | None, threshold: float | None, words: str) -> None:
         if value is not None and known(value) is not None and threshold and known(value / threshold) is not None:
-            needs.append(Need(name, value, threshold, rate.age_s, f"{words}, {threshold:,.4g} a server"))
+            allowed = threshold * room
+            of_test = f" ({room:.0%} of the load test)" if room > 1.0 else ""
+            needs.append(Need(name, value, allowed, rate.age_s, f"{words}, {allowed:,.4g} a server{of_test}"))
 
     per_s = f"{rate.value:.3g} requests/s"
     if stay_s is not None:
@@ -63,15 +66,17 @@ def little(rate: Measured | None, signals: Signals, per_server: Thresholds) -> l
     return needs
 
 
-def expected(signals: Signals, designed: Thresholds, knee: Thresholds, lead_s: float) -> list[Need]:
-    """Of each resource the greater of what is needed now and what will be after the lead."""
+def expected(signals: Signals, designed: Thresholds, knee: Thresholds, lead_s: float, room: float = 1.0) -> list[Need]:
+    """Of each resource the greater of what is needed now and what will be after the lead. `room`: a server may have so
+    many times as much while nothing grows; as much as the load will grow, so much less."""
     rate = signals.rate_per_s
-    greatest = {need.name: need for need in little(rate, signals, designed)}
+    greatest = {need.name: need for need in little(rate, signals, designed, room)}
     # What chance makes of a slope asks for nothing.
     growth = max(0.0, (signals.growth_per_s2 or 0.0) - signals.growth_chance_per_s2)
     if rate is not None and growth:
         later = Measured(rate.value + growth * lead_s, rate.age_s)
-        for need in little(later, signals, knee):
+        left = max(1.0, room - growth * lead_s / rate.value) if rate.value else 1.0
+        for need in little(later, signals, knee, left):
             if need.name not in greatest or need.servers > greatest[need.name].servers:
                 soon = f"in {lead_s:.0f} s {need.words}"
                 greatest[need.name] = replace(need, words=soon)

@@ -24,6 +24,7 @@ class Policy:
     design_growth_per_s2: float = 0.0  # requests/s that the load may grow by each second, per server
     cold_start: ColdStart = _COLD_START
     schedules: tuple[Schedule, ...] = ()
+    ease: bool = True  # with a calibration: a pool that is calm needs less room; see `calm`
     window_s: float = 60.0  # over which signals are averaged
     scrape_s: float = 1.0  # between two looks at a server
     sync_s: float = 15.0  # until whoever starts servers looks at the recommendation

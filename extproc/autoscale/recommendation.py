@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from extproc.autoscale.policy import DOWN_RATIO
+
 
 class Verdict(StrEnum):
     """What the time to first token says of the thresholds. It never asks for servers: it rises too late."""
@@ -64,6 +66,9 @@ class Recommendation:
     cold_start_s: float
     lead_s: float
     min_too_low: int | None  # so many servers the fastest ramp needs before others can come; None: min_replicas do
+    calm: bool = False  # it has fared so well, and for so long, that it needs less room; see `calm`
+    room: float = 1.0  # so many times the load of the thresholds a server may have by Little's law
+    down_ratio: float = DOWN_RATIO  # of the thresholds: under it a server may go
 
     @property
     def doubt(self) -> str | None:

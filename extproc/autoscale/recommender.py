@@ -10,9 +10,11 @@ One `Recommender` a pool. It keeps what it said; whoever starts and stops server
 
 from __future__ import annotations
 
+from extproc.autoscale.calm import Calm
 from extproc.autoscale.known import whole
 from extproc.autoscale.needs import Need, asked, expected, kv_is_high, little
-from extproc.autoscale.policy import DOWN_RATIO, Policy
+from extproc.autoscale.policy import Policy
+from extproc.autoscale.pooling import pooled
 from extproc.autoscale.reading import PoolReading
 from extproc.autoscale.recommendation import Recommendation, Signal, SignalName, Verdict
 from extproc.autoscale.schedule import Calendar
@@ -29,6 +31,7 @@ class Recommender:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._signals = PoolSignals(policy.window_s, policy.sample_stale_after_s)
+        self._calm = Calm()
         self._calendar = Calendar(policy.schedules)
         self._desired: int | None = None
         self._hold_until_s: float | None = None  # None: the servers are not known yet
@@ -51,10 +54,13 @@ class Recommender:
         cold_start_s = policy.cold_start.total_s(reading.starts_s)
         lead_s = policy.lead_s(cold_start_s)
         signals = self._signals.add(reading, lead_s)
+        eases = policy.ease and policy.calibration is not None
+        self._calm.note(signals, policy.ttft_target_s if eases else None, policy.window_s)
+        room = self._room(signals)
         growth = max(policy.design_growth_per_s2, (signals.growth_per_s2 or 0.0) / max(1, signals.provisioned))
         led = policy.thresholds(growth, lead_s)
         designed = policy.thresholds(policy.design_growth_per_s2, lead_s)
-        needs = expected(signals, designed, policy.knee, lead_s)
+        needs = expected(signals, designed, policy.knee, lead_s, room)
         rows = asked(
             signals,
             led,
@@ -94,7 +100,7 @@ class Recommender:
             starting=signals.starting,
             draining=signals.draining,
             stale_servers=signals.stale,
-            verdict=self._verdict(signals),
+            verdict=self._verdict(signals, room),
             ttft_p99_s=None if p99 is None else p99.value,
             ttft_target_s=policy.ttft_target_s,
             age_s=signals.age_s,
@@ -104,7 +110,17 @@ class Recommender:
             cold_start_s=cold_start_s,
             lead_s=lead_s,
             min_too_low=too_low,
+            calm=self._calm.now,
+            room=room,
+            down_ratio=self._calm.down_ratio,
         )
+
+    def _room(self, signals: Signals) -> float:
+        """How many times the load of the knee a server may have."""
+        calibration = self.policy.calibration
+        if calibration is None or not self._calm.now:
+            return 1.0
+        return pooled(1.0 / calibration.most_ratio, signals.provisioned)
 
     def _held(self, reading: PoolReading, window_s: float) -> str | None:
         """Why load does not change the number now; sets it when the servers are first known."""
@@ -139,6 +155,7 @@ class Recommender:
         if (most.replicas or 0) > before:
             self._desired = most.replicas
             self._up_at_s, self._low_since_s = signals.at_s, None
+            self._calm.up(signals.at_s)
             self._up_words = most.words
             return f"up from {before} to {self._desired}: {most.words}{self._bound(most)}"
         if signals.at_s - self._at_s > self.policy.window_s:
@@ -154,7 +171,9 @@ class Recommender:
         if low_s < down_s:
             return f"{before} stay: the load would fit on {left}, for {low_s:.0f} s of {down_s:.0f} s now"
         self._desired, self._low_since_s = before - 1, None
-        fitted = f"the load would fit on {left} under {DOWN_RATIO:g} of every threshold, for {low_s:.0f} s now"
+        ratio = self._calm.down_ratio
+        self._calm.down(signals.at_s)
+        fitted = f"the load would fit on {left} under {ratio:g} of every threshold, for {low_s:.0f} s now"
         return f"down from {before} to {self._desired}: {fitted}"
 
     def _kept(self, signals: Signals, led: Thresholds, needs: list[Need], floor: int, desired: int) -> str | None:
@@ -182,10 +201,11 @@ class Recommender:
             return None if idle else f"the last server has work ({rate.value:.3g} requests/s)"
         if self.policy.calibration is not None and not needs:
             return "the calibration does not tell what a server can have"
+        ratio = self._calm.down_ratio
         for need in needs:
-            if need.servers >= DOWN_RATIO * left > 0.0 and need.value:
-                return f"{need.words}, would be over {DOWN_RATIO:g} of {left} servers"
-        return _too_much(signals, led, led.running or self._borne, left)
+            if need.servers >= ratio * left > 0.0 and need.value:
+                return f"{need.words}, would be over {ratio:g} of {left} servers"
+        return _too_much(signals, led, led.running or self._borne, left, ratio)
 
     def _note(self, signals: Signals, led: Thresholds, rows: list[Signal]) -> None:
         # Those that have just come are the answer to what was asked.
@@ -209,12 +229,12 @@ class Recommender:
         at_bound = most.name is not SignalName.MIN_REPLICAS and most.replicas == self.policy.max_replicas
         return ", which is max_replicas" if at_bound else ""
 
-    def _verdict(self, signals: Signals) -> Verdict | None:
+    def _verdict(self, signals: Signals, room: float) -> Verdict | None:
         p99, target_s = signals.ttft_p99_s, self.policy.ttft_target_s
         if p99 is None or target_s is None or self._desired is None:
             return None
         if p99.value <= target_s:
-            early = p99.value < _EARLY_RATIO * target_s and self._past_knee(signals)
+            early = p99.value < _EARLY_RATIO * target_s and self._past_knee(signals, room)
             return Verdict.EARLY if early else Verdict.OK
         if signals.ready + signals.stale < self._desired:
             return Verdict.SCALING
@@ -226,12 +246,12 @@ class Recommender:
             return Verdict.SCALING
         return None if signals.stale else Verdict.LATE  # a server that does not tell may be the one that is full
 
-    def _past_knee(self, signals: Signals) -> bool:
-        """Whether the servers have more than the load test says that they can have within the target."""
+    def _past_knee(self, signals: Signals, room: float) -> bool:
+        """Whether the servers have more than they are thought to have at most within the target."""
         if self.policy.calibration is None or not signals.ready:
             return False
         knee = self.policy.knee
-        if any(need.servers > signals.ready for need in little(signals.rate_per_s, signals, knee)):
+        if any(need.servers > signals.ready for need in little(signals.rate_per_s, signals, knee, room)):
             return True
         return signals.waiting is not None and knee.waiting is not None and signals.waiting.value > knee.waiting
 
@@ -245,7 +265,7 @@ class Recommender:
         return servers if servers > self.policy.min_replicas else None
 
 
-def _too_much(signals: Signals, led: Thresholds, running_each: float, left: int) -> str | None:
+def _too_much(signals: Signals, led: Thresholds, running_each: float, left: int, ratio: float) -> str | None:
     """What of that which servers have now would be too much for `left` of them; None: nothing."""
     spread = signals.ready / left
     loads = (
@@ -259,8 +279,8 @@ def _too_much(signals: Signals, led: Thresholds, running_each: float, left: int)
         value = measured.value
         if threshold is None:
             return f"there is no threshold of {name}"
-        if value * spread >= DOWN_RATIO * threshold and value:
-            return f"{name} would be {value * spread:.3g} per server on {left}, over {DOWN_RATIO:g} of {threshold:.3g}"
+        if value * spread >= ratio * threshold and value:
+            return f"{name} would be {value * spread:.3g} per server on {left}, over {ratio:g} of {threshold:.3g}"
     if led.kv_usage_ratio is not None and signals.kv_usages[-1] > led.kv_usage_ratio:
         return f"a server has a KV usage of {signals.kv_usages[-1]:.0%}, threshold {led.kv_usage_ratio:.0%}"
     return None

@@ -13,6 +13,7 @@ from extproc.autoscale.thresholds import LEAST_WAITING
 from extproc.autoscale.window import PARTS, Window
 
 WAITING_WINDOWS = 3  # bursts that come again and again within so many are no single ones
+LONG_S = 3600.0  # so long a pool must have been without trouble to be thought of as calm
 TTFT_WINDOWS = 5  # the 99th percentile takes a hundred requests: it is read over more than one window
 
 
@@ -30,6 +31,7 @@ class Signals:
     growth_per_s2: float | None = None  # of that rate, each second
     growth_chance_per_s2: float = 0.0  # of that, what chance may make of it
     fastest_rise_per_s: float | None = None  # of that rate, within one lead
+    jumped: bool = False  # that rate, within the last window, and by no chance
     prompt_tokens: Measured | None = None  # of a request
     uncached_tokens: Measured | None = None  # of a request
     output_tokens: Measured | None = None  # of an answer
@@ -41,6 +43,7 @@ class Signals:
     preempting: bool = False  # a server preempted requests within the window
     all_loads_known: bool = False  # of every ready server: waiting, running and KV usage
     ttft_p99_s: Measured | None = None
+    ttft_long_p99_s: Measured | None = None  # over an hour
     age_s: float | None = None  # since the load of any server was last known; None: never
 
     @property
@@ -52,13 +55,24 @@ class Signals:
 class _Server:
     """What is kept of one server."""
 
-    __slots__ = ("kv_usage", "preempted_at_s", "preemptions", "ready_s", "running", "sample_at_s", "ttft", "waiting")
+    __slots__ = (
+        "kv_usage",
+        "preempted_at_s",
+        "preemptions",
+        "ready_s",
+        "running",
+        "sample_at_s",
+        "ttft",
+        "ttft_long",
+        "waiting",
+    )
 
     def __init__(self, window_s: float, gap_s: float) -> None:
         self.waiting = Window(WAITING_WINDOWS * window_s, gap_s, parts=WAITING_WINDOWS * PARTS)
         self.running = Window(window_s, gap_s)
         self.kv_usage = Window(window_s, gap_s)
         self.ttft = FirstTokens(TTFT_WINDOWS * window_s)
+        self.ttft_long = FirstTokens(LONG_S)
         self.preemptions: float | None = None
         self.preempted_at_s = float("-inf")
         self.sample_at_s = float("-inf")
@@ -89,6 +103,8 @@ class PoolSignals:
         self._servers: dict[str, _Server] = {}
         self._arrivals = Arrivals(window_s)
         self._known_at_s: float | None = None  # the load of some server
+        self._long_p99: Measured | None = None
+        self._long_at_s = float("-inf")  # when that was read
 
     def add(self, reading: PoolReading, lead_s: float) -> Signals:
         """Take in a look, and say what all looks come to. `lead_s`: how long a server takes to come."""
@@ -127,6 +143,7 @@ class PoolSignals:
             growth_per_s2=self._arrivals.growth_per_s2(now),
             growth_chance_per_s2=self._arrivals.growth_chance_per_s2(now),
             fastest_rise_per_s=self._arrivals.fastest_rise_per_s,
+            jumped=self._arrivals.jumped(now),
             prompt_tokens=self._arrivals.tokens("prompt_tokens", now),
             uncached_tokens=self._arrivals.tokens("uncached_tokens", now),
             output_tokens=self._arrivals.tokens("output_tokens", now),
@@ -140,8 +157,18 @@ class PoolSignals:
                 each is not None and each.age_s <= self._gap_s for each in (*waiting, *running, *kv_usage)
             ),
             ttft_p99_s=p99_s(server.ttft.lately(now) for server in serving),
+            ttft_long_p99_s=self._long_p99_s(serving, now),
             age_s=None if self._known_at_s is None else now - self._known_at_s,
         )
+
+    def _long_p99_s(self, servers: list[_Server], now: float) -> Measured | None:
+        """Read once a window: over an hour it changes little, and all histograms are added up for it."""
+        if now - self._long_at_s >= self._window_s:
+            for server in servers:
+                if server.ttft.last is not None:
+                    server.ttft_long.add(*server.ttft.last)
+            self._long_at_s, self._long_p99 = now, p99_s(server.ttft_long.lately(now) for server in servers)
+        return self._long_p99
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

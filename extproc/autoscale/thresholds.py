@@ -90,6 +90,11 @@ class Calibration:
         rate_per_s = (self.knee_per_s - ahead) * self.tightened_to
         return self.at(max(rate_per_s, LEAST_RATIO * self.knee_per_s))
 
+    @property
+    def most_ratio(self) -> float:
+        """The most that a server was seen to serve, of the knee."""
+        return max(self._served_per_s(step) for step in self.steps) / self.knee_per_s
+
     def rate_at_kv_usage(self, ratio: float) -> float | None:
         """The rate at which a server was so full, and the outermost beyond the table; None: that was not measured.
 

@@ -92,6 +92,11 @@ class AutoscaleSettings(Section):
         description="When the time to first token proves the thresholds too high, lower them, step by step; needs"
         " profile.",
     )
+    ease: bool = Field(
+        True,
+        description="When an hour shows that the time to first token stays well within its target, leave less room;"
+        " without a profile or a target nothing is eased.",
+    )
     peers: tuple[str, ...] = Field(
         (),
         description="host:port of the admin ports of the other service processes in front of this pool, or a name that"
@@ -127,6 +132,7 @@ class AutoscaleSettings(Section):
             design_growth_per_s2=self.design_growth_per_s2,
             cold_start=self.cold_start.cold_start,
             schedules=tuple(each.schedule for each in self.schedules),
+            ease=self.ease,
             window_s=self.window_s,
             scrape_s=scrape_s,
             sync_s=self.sync_s,

@@ -140,6 +140,9 @@ async def test_a_pools_recommendation_has_all_its_numbers(pages: Pages) -> None:
         "cold_start_s": 98.0,
         "lead_s": 145.5,
         "min_too_low": None,
+        "calm": False,
+        "room": 1.0,
+        "down_ratio": 0.7,
         "tightened_to": None,
         "warnings": [],
     }

@@ -99,6 +99,17 @@ def test_a_step_is_answered_by_what_it_takes_and_no_more() -> None:
     assert of.attained(TARGET_S) >= 0.99
 
 
+@pytest.mark.slow
+def test_a_pool_that_was_calm_for_an_hour_gives_a_server_back_that_it_does_not_need() -> None:
+    """3.4 K are more than 0.7 of four servers and less than 0.9 of them."""
+    scenario = Scenario("", 5400.0, steady(3.4), servers=5)
+    eased, other = follow(scenario), follow(scenario, scenario.policy(ease=False))
+    assert [replicas for _, replicas in eased.wanted] == [5, 4]
+    assert 3600.0 < eased.wanted[-1][0] < 3600.0 + 300.0 + 120.0
+    assert eased.attained(TARGET_S) >= 0.99
+    assert [replicas for _, replicas in other.wanted] == [5]
+
+
 def test_bursts_of_ten_seconds_ask_for_nothing() -> None:
     of = ran("bursts")
     assert of.wanted == [(0.0, 4)]

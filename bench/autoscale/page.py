@@ -9,13 +9,25 @@ from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, NO_FORESIGHT, Cell
 from extproc.sim.scaling.scenarios import COLD_START, LARGE, POLICIES, SCENARIOS, SMALL, Fleet, at_knee, profile
 
 AIM = 1.2  # of the clairvoyant's replica-hours
+_COMPARED = (
+    "Where both have the aim in target, who is cheaper is better: what is over it, nobody asked for. Else both count.\n"
+)
 _BOUNDS = (CLAIRVOYANT, NO_FORESIGHT)
 
-_LARGE = (
-    "## A larger fleet\n",
-    "Two to nine servers are few: one more is a third of the cost, and whole servers decide much. Here is four times"
-    " the load, on servers half as fast with twice the target, and an HPA without tolerance, as the manifests that ship"
-    " have it ([why](../autoscale-kubernetes.md#windows-policies-tolerance)).\n",
+LONG = ("long-step", "long-ramp", "long-lengths")
+DAYS = ("full-day", *LONG)  # as long as people judge a service by
+HOURS = ("day", "step", "ramp", "lengths", "large-step", "large-ramp", "large-lengths")
+
+_DAYS = (
+    "## Days\n",
+    "A day of 24 hours and three working days of eight, each with one change after two hours.\n",
+)
+_HOURS = (
+    "## Around a change\n",
+    "What a change itself costs: 40 minutes with one in it, and a day pressed into two hours. What jumps while a server"
+    " takes two minutes to come is queued, or met with room that was kept for it; in so short a time either weighs"
+    " much, and for whoever does not know what comes the aim is out of reach in most of them (`no-foresight` of the"
+    " bound). Of two to nine servers, moreover, one is a third of the cost.\n",
 )
 _WHY = (
     "## Why it costs what it costs\n",
@@ -29,10 +41,10 @@ _WHY = (
     " that room, and cost it all day. Here they are not set.",
     "- *The way down.* A server goes when the load would fit on the others at 0.7 of the thresholds, for five minutes,"
     " one at a time. While a load falls, that is up to 1/0.7 of what it needs and one server more. It is the price of"
-    " not turning round, and of the headroom that bursts meet.",
+    " not turning round, and of the room that jumps meet. After a calm hour it is 0.9.",
     "- *One server's knee.* A fleet bears more for each server than one alone, since a queue may use any; how much, the"
-    " factor of the clairvoyant shows. Thresholds that count on it leave no room for bursts"
-    " ([tried](../decisions/what-a-server-more-takes.md)).",
+    " factor of the clairvoyant shows. Ours counts on it after a calm hour only: before, jumps need that room"
+    " ([why](../decisions/a-calm-pool-needs-less-room.md)).",
     "- The clairvoyant stands at the edge: a few per cent more load than it knew, and its requests queue. No rule that"
     " does not know the load can stand there.\n",
 )
@@ -44,7 +56,6 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
     of_seeds = "Seed" if len(seeds) == 1 else "Means over seeds"
     knee = at_knee()
     names = list(dict.fromkeys(cell.scenario for cell in cells))
-    large = [name for name in names if SCENARIOS[name].fleet is LARGE]
     out = [
         "# Autoscaling in simulation\n",
         "**This is simulation, not measurement.** The service's own router and recommender over simulated vLLM engines,"
@@ -61,39 +72,43 @@ def page(cells: Sequence[Cell], seeds: Sequence[int]) -> str:
         f"- A cold start takes {COLD_START.total_s():.0f} s, 10 % more or less; an HPA looks every 15 s, with a"
         f" tolerance of {SMALL.tolerance:.0%}; at most {SMALL.most} servers. Replica-hours count from when a server is"
         " asked for until it is gone, starting and draining included. A server that goes is drained, whoever asks.",
+        _larger(LARGE),
         "- `ours` has the default settings and the profile. The others have Kubernetes' and KEDA's defaults: down to"
         " the most that was asked for in 300 s, several at once. Their gauges are means over a minute, which is kinder"
         " than one reading.",
         "- *Bound*: the clairvoyant knows all requests in advance. For each minute it has as many servers as the load"
         " fills at the knee, times one factor, the smallest with which"
         f" {ATTAINED:.0%} of the requests meet the target; it asks for them early enough. Runs find the factor.\n",
-        f"{of_seeds} {told}; the recommender was made with seeds 1 to 4, and one seed is one sample"
-        " ([what others gave](../decisions/what-a-server-more-takes.md#where-it-stands)). In bold: what has"
+        f"{of_seeds} {told}; the recommender was made with seeds 1 to 4, except for what it does in a"
+        " [calm pool](../autoscale.md#a-calm-pool), which was made with seed 5; and one seed is one sample"
+        " ([what others gave](../decisions/a-calm-pool-needs-less-room.md#other-seeds)). In bold: what has"
         f" {ATTAINED:.0%} in target for at most {AIM:g} of the bound's replica-hours.\n",
         "![Servers, load and time to first token over time](autoscale.png)\n",
         "| policy | |\n|---|---|",
         *(f"| `{policy}` | {POLICIES[policy]} |" for policy in dict.fromkeys(cell.policy for cell in cells)),
         "",
     ]
-    for name in names:
-        if large and name == large[0]:
-            out += [*_LARGE, _said(LARGE)]
-        out += _scenario(name, [cell for cell in cells if cell.scenario == name])
-    out += ["## What ours wins and loses\n", *_verdicts(cells), ""]
+    for words, of in ((_DAYS, DAYS), (_HOURS, HOURS)):
+        if some := [name for name in names if name in of]:
+            out += words
+            for name in some:
+                out += _scenario(name, [cell for cell in cells if cell.scenario == name])
+    out += ["## What ours wins and loses\n", _COMPARED, *_verdicts(cells), ""]
     out += ["## What foresight is worth\n", *_foresight(cells), "", *_WHY]
     return "\n".join(out)
 
 
-def _said(fleet: Fleet) -> str:
+def _larger(fleet: Fleet) -> str:
     return (
-        f"Target: the first token within {fleet.target_s:g} s. One server's knee is at"
-        f" {profile(fleet=fleet).knee_per_s:.3g} requests/s. At most {fleet.most} servers.\n"
+        "- `long-` and `large-` have a larger fleet: four times the load, on servers half as fast (knee"
+        f" {profile(fleet=fleet).knee_per_s:.3g} requests/s), with twice the target ({fleet.target_s:g} s), at most"
+        f" {fleet.most} of them, and an HPA without tolerance, as the manifests that ship have it"
+        " ([why](../autoscale-kubernetes.md#windows-policies-tolerance))."
     )
 
 
 def _scenario(name: str, cells: Sequence[Cell]) -> Iterator[str]:
-    mark = "###" if SCENARIOS[name].fleet is LARGE else "##"
-    yield f"{mark} {name}: {SCENARIOS[name].words}\n"
+    yield f"### {name}: {SCENARIOS[name].words}\n"
     yield f"About {fmean(cell.requests for cell in cells):,.0f} requests.\n"
     yield "| policy | in target | TTFT p99 | replica-hours | of the bound | reversals |\n|---|--:|--:|--:|--:|--:|"
     for policy in dict.fromkeys(cell.policy for cell in cells):
@@ -131,17 +146,23 @@ def _verdicts(cells: Sequence[Cell]) -> Iterator[str]:
                 continue
             of = [cell for cell in cells if (cell.scenario, cell.policy) == (name, policy)]
             if not of:
-                yield f"| {name} | {policy} | | | none of its targets does |"
+                if name not in LONG:
+                    yield f"| {name} | {policy} | | | none of its targets does |"
                 continue
             its, its_hours, _ = _means(of)
-            better, cheaper = ours >= its, hours <= its_hours
-            word = {
-                (True, True): "better and cheaper",
-                (True, False): "better, dearer",
-                (False, True): "cheaper, worse",
-                (False, False): "**worse and dearer**",
-            }[better, cheaper]
+            word = _compared(ours, its, hours <= its_hours)
             yield f"| {name} | {policy} | {100 * (ours - its):+.2f} points | {hours / its_hours:.2f} | {word} |"
+
+
+def _compared(ours: float, its: float, cheaper: bool) -> str:
+    if min(ours, its) >= ATTAINED:
+        return "cheaper" if cheaper else "dearer"
+    return {
+        (True, True): "better and cheaper",
+        (True, False): "better, dearer",
+        (False, True): "cheaper, worse",
+        (False, False): "**worse and dearer**",
+    }[ours >= its, cheaper]
 
 
 def _foresight(cells: Sequence[Cell]) -> Iterator[str]:
@@ -151,7 +172,8 @@ def _foresight(cells: Sequence[Cell]) -> Iterator[str]:
         attained, hours, _ = _means([cell for cell in cells if (cell.scenario, cell.policy) == (name, "ours")])
         without = [cell for cell in cells if (cell.scenario, cell.policy) == (name, NO_FORESIGHT)]
         if not without:
-            yield f"| {name} | none of its plans does | | {100 * attained:.2f} % |"
+            if name not in LONG:
+                yield f"| {name} | none of its plans does | | {100 * attained:.2f} % |"
             continue
         _, its_hours, ratio = _means(without)
         worth = "" if ratio is None else f"{ratio:.2f}"

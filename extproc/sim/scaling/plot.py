@@ -16,11 +16,14 @@ _COLOURS = {
     "hpa-waiting": "#e6862e",
     "hpa-kv": "#c9a227",
     "keda-rate": "#457b9d",
+    "keda-tuned": "#7aa6c2",
     "static-peak": "#8a8a8a",
     "clairvoyant": "#2a7f3f",
     "no-foresight": "#7fbf7b",
 }
-_WINDOW_S = 60.0  # of the requests that a point of the time to first token is made of
+_WINDOW_S = 60.0  # of the requests that a point of the time to first token is made of, at least
+_MOST_POINTS = 480
+_IN_HOURS_S = 4 * 3600.0  # what takes longer is drawn over hours
 _MOST_TTFT_S = 60.0  # what is above stands at the edge
 
 
@@ -43,31 +46,35 @@ def draw(cells: Sequence[Cell], path: Path, note: str = "") -> None:
         of_name = [cell for cell in cells if cell.scenario == name]
         some = of_name[0].ran
         per_server = SCENARIOS[name].knee_per_s(0.0)
-        minutes = [later.at_s / 60.0 for _, later in pairwise(some.moments)]
+        unit_s, unit = (3600.0, "hours") if some.seconds > _IN_HOURS_S else (60.0, "minutes")
+        window_s = max(_WINDOW_S, some.seconds / _MOST_POINTS)
+        times = [later.at_s / unit_s for _, later in pairwise(some.moments)]
         load = [
             (later.requests - before.requests) / (later.at_s - before.at_s) / per_server
             for before, later in pairwise(some.moments)
         ]
-        servers.fill_between(minutes, load, color="#d9d9d9", linewidth=0, label="load")
+        servers.fill_between(times, load, color="#d9d9d9", linewidth=0, label="load")
         for cell in of_name:
             colour = _COLOURS.get(cell.policy)
-            width = 2.2 if cell.policy == "ours" else 1.2
+            width, order = (2.2, 3.0) if cell.policy == "ours" else (1.2, 2.0)
             (line,) = servers.step(
-                [moment.at_s / 60.0 for moment in cell.ran.moments],
+                [moment.at_s / unit_s for moment in cell.ran.moments],
                 [moment.there for moment in cell.ran.moments],
                 where="post",
                 color=colour,
                 linewidth=width,
+                zorder=order,
             )
             handles.setdefault(cell.policy, line)
-            ttft.plot(*_p99(cell), color=colour, linewidth=width)
+            at_s, values = _p99(cell, window_s)
+            ttft.plot([each / unit_s for each in at_s], values, color=colour, linewidth=1.2, zorder=order)
         ttft.axhline(SCENARIOS[name].fleet.target_s, color="#333333", linewidth=0.8, linestyle=":")
         ttft.set_yscale("log")
         ttft.set_ylim(0.3, _MOST_TTFT_S)
         servers.set_title(f"{name}: servers there, and load in servers at their knee (grey)", fontsize=9)
-        ttft.set_title("p99 of the time to first token by minute, s; dotted: the target", fontsize=9)
+        ttft.set_title(f"p99 of the time to first token over {window_s:.0f} s, in s; dotted: the target", fontsize=9)
         for axes in (servers, ttft):
-            axes.set_xlabel("minutes", fontsize=8)
+            axes.set_xlabel(unit, fontsize=8)
             axes.tick_params(labelsize=8)
             axes.grid(color="#eeeeee")
     if note:
@@ -78,15 +85,16 @@ def draw(cells: Sequence[Cell], path: Path, note: str = "") -> None:
     figure.savefig(path, dpi=100)
 
 
-def _p99(cell: Cell) -> tuple[list[float], list[float]]:
+def _p99(cell: Cell, window_s: float) -> tuple[list[float], list[float]]:
+    """The middle of each window, in seconds, and what 99 of 100 requests that came in it stayed within."""
     at_s = [each.at_s for each in cell.ran.arrivals]
-    minutes, values = [], []
+    middles, values = [], []
     start_s = 0.0
     while start_s < cell.ran.seconds:
-        first, last = bisect_right(at_s, start_s), bisect_right(at_s, start_s + _WINDOW_S)
+        first, last = bisect_right(at_s, start_s), bisect_right(at_s, start_s + window_s)
         ordered = sorted(cell.ran.ttft_s[first:last])
         if ordered:
-            minutes.append((start_s + _WINDOW_S / 2) / 60.0)
+            middles.append(start_s + window_s / 2)
             values.append(min(_MOST_TTFT_S, ordered[-(-99 * len(ordered) // 100) - 1]))
-        start_s += _WINDOW_S
-    return minutes, values
+        start_s += window_s
+    return middles, values

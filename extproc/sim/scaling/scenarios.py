@@ -43,6 +43,7 @@ ENGINE = EngineSpec(
     enable_prefix_caching=False,
 )
 SLOWER = 2.0
+LONG_S, LONG_AT_S = 8 * 3600.0, 2 * 3600.0  # a working day, and when its load changes
 LENGTHS = between((1000, 3000), (50, 250))
 LONGER = between((1500, 4500), (75, 375))  # one and a half times as long
 LONG_ANSWERS = between((1000, 3000), (100, 500))
@@ -215,6 +216,22 @@ SCENARIOS: Mapping[str, Scenario] = {
         "a day's sine in its 24 hours, and every three minutes ten seconds at twice the rate",
         86_400.0,
         bursts(sine(1.2, 5.5, 86_400.0), 2.0, every_s=180.0, seconds=10.0, from_s=90.0),
+    ),
+    "long-step": Scenario(
+        "half as much again at once, after two of eight hours", LONG_S, step(8.8, 13.2, LONG_AT_S), LARGE
+    ),
+    "long-ramp": Scenario(
+        "from 6.4 to 16.8 in twenty minutes, after two of eight hours",
+        LONG_S,
+        ramp(6.4, 16.8, LONG_AT_S, LONG_AT_S + 1200.0),
+        LARGE,
+    ),
+    "long-lengths": Scenario(
+        "prompts and answers half as long again, at an equal rate, after two of eight hours",
+        LONG_S,
+        steady(8.8),
+        LARGE,
+        lengths=then(LENGTHS, LONGER, LONG_AT_S),
     ),
     "step": Scenario("half as much again at once", 2400.0, step(2.2, 3.3, 800.0)),
     "ramp": Scenario("from 1.6 to 4.2 in twenty minutes", 2400.0, ramp(1.6, 4.2, 400.0, 1600.0)),

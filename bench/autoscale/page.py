@@ -9,9 +9,6 @@ from extproc.sim.scaling.report import ATTAINED, CLAIRVOYANT, NO_FORESIGHT, Cell
 from extproc.sim.scaling.scenarios import COLD_START, LARGE, POLICIES, SCENARIOS, SMALL, Fleet, at_knee, profile
 
 AIM = 1.2  # of the clairvoyant's replica-hours
-_COMPARED = (
-    "Where both have the aim in target, who is cheaper is better: what is over it, nobody asked for. Else both count.\n"
-)
 _BOUNDS = (CLAIRVOYANT, NO_FORESIGHT)
 
 LONG = ("long-step", "long-ramp", "long-lengths")
@@ -28,6 +25,9 @@ _HOURS = (
     " takes two minutes to come is queued, or met with room that was kept for it; in so short a time either weighs"
     " much, and for whoever does not know what comes the aim is out of reach in most of them (`no-foresight` of the"
     " bound). Of two to nine servers, moreover, one is a third of the cost.\n",
+)
+_COMPARED = (
+    "Where both have the aim in target, who is cheaper is better: what is over it, nobody asked for. Else both count.\n"
 )
 _WHY = (
     "## Why it costs what it costs\n",

@@ -138,12 +138,11 @@ class Arrivals:
         if last is None or recent is None or since is None:
             return False
         lately, before = _requests(recent, last), _requests(since, recent)
-        if lately is None or before is None:
-            return False
+        if lately is None or before is None or lately.value <= _JUMP * before.value:
+            return False  # which most looks find, before any burst is looked for
         lately = self._calm(recent, lately) or lately  # bursts are what queues are for
-        if lately.value <= _JUMP * before.value:
-            return False
-        return _differ(lately, before, (lately.value + before.value) / 2.0, _SURE)
+        usual = (lately.value + before.value) / 2.0
+        return lately.value > _JUMP * before.value and _differ(lately, before, usual, _SURE)
 
     def tokens(self, name: str, now: float) -> Measured | None:
         """A mean length, of a request or an answer: `prompt_tokens`, `uncached_tokens`, `output_tokens`. When nothing

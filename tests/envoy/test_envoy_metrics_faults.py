@@ -75,11 +75,11 @@ async def test_one_server_with_a_bad_page_is_routed_to_and_disturbs_no_other(sta
 
     await eventually(unknown, "the first server's load is unknown")
     ports: Counter[int] = Counter()
-    for _ in range(60):
+    for _ in range(120):
         answer = await stack.request()
         assert answer.status == 200
         ports[answer.port] += 1
-    assert ports[stack.upstreams[0].port] <= 20 + 15  # a third, and four standard deviations of chance
+    assert ports[stack.upstreams[0].port] <= 40 + 20  # a third, and what chance may add: 3.9 standard deviations
     for endpoint in (await stack.status())["pools"]["vllm"]["endpoints"][1:]:
         assert endpoint["state"] == "ready"
         assert endpoint["sample"]["fresh"], "another server's sample went stale"

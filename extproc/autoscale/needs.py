@@ -90,6 +90,12 @@ def kv_is_high(signals: Signals, threshold: float | None) -> bool:
     return 2 * sum(usage > threshold for usage in signals.kv_usages) >= len(signals.kv_usages)
 
 
+def is_worked_off(signals: Signals, lead_s: float) -> bool:
+    """Whether the queue will be gone before a server could come. One that does not tell may have a queue that stays."""
+    gone_in_s = signals.waiting_gone_in_s
+    return gone_in_s is not None and gone_in_s <= lead_s and not signals.stale
+
+
 def asked(
     signals: Signals,
     led: Thresholds,
@@ -118,7 +124,8 @@ def asked(
 
 
 def _waiting(signals: Signals, led: Thresholds, lead_s: float, most: int) -> Signal:
-    """Over its threshold it asks for one more, and for those that work off the backlog within another lead.
+    """Over its threshold it asks for one more, and for those that work off the backlog within another lead; for none
+    while those that are there do so.
 
     Servers that start are not counted, nor those that came within the window: they are the answer to this question, not
     a reason to ask again.
@@ -131,6 +138,9 @@ def _waiting(signals: Signals, led: Thresholds, lead_s: float, most: int) -> Sig
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
     if signals.waiting_lasting is not None and signals.waiting_lasting.value <= threshold:
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, f"{words}, in a single burst")
+    if is_worked_off(signals, lead_s):
+        words += f", gone in {signals.waiting_gone_in_s:.0f} s as they are worked off"
+        return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
     excess = (waiting.value - threshold) * signals.ready
     # What one works off: what it serves within a lead. Where no load test tells how fast it is, as many as it runs at
     # once: with requests waiting, these are all it can.

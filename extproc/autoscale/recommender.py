@@ -210,11 +210,15 @@ class Recommender:
     def _note(self, signals: Signals, led: Thresholds, rows: list[Signal]) -> None:
         # Those that have just come are the answer to what was asked.
         there = signals.ready - signals.fresh + signals.stale
-        if any((row.replicas or 0) > there for row in rows if row.name not in _FLOORS):
-            self._asked_at_s = signals.at_s
+        asked = any((row.replicas or 0) > there for row in rows if row.name not in _FLOORS)
         waiting, running = signals.waiting, signals.running
-        if waiting is not None and running is not None and led.waiting is not None and waiting.value <= led.waiting:
-            self._borne = max(self._borne, running.value)
+        if waiting is not None and running is not None and led.waiting is not None:
+            if waiting.value <= led.waiting:
+                self._borne = max(self._borne, running.value)
+            elif signals.waiting_gone_in_s is not None:
+                asked = True  # before: what was asked for is at work
+        if asked:
+            self._asked_at_s = signals.at_s
 
     def _kv_lasts(self, signals: Signals, led: Thresholds) -> bool:
         """Whether KV usage, itself a mean over a window, has been high for one more."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from extproc.autoscale.arrivals import BURST_RATIO, Arrivals
+from extproc.autoscale.backlog import Backlog
 from extproc.autoscale.first_token import FirstTokens, p99_s
 from extproc.autoscale.known import Measured, known, mean
 from extproc.autoscale.reading import PoolReading, ServerReading, ServerState
@@ -37,6 +38,7 @@ class Signals:
     output_tokens: Measured | None = None  # of an answer
     waiting: Measured | None = None  # requests per server
     waiting_lasting: Measured | None = None  # the same less that of a single burst; None: few wait
+    waiting_gone_in_s: float | None = None  # as the queue is worked off now; None: it is not
     running: Measured | None = None  # requests per server
     kv_usage: Measured | None = None  # 0..1 per server
     kv_usages: tuple[float, ...] = ()  # of each server, ascending
@@ -102,6 +104,7 @@ class PoolSignals:
         self._gap_s = gap_s
         self._servers: dict[str, _Server] = {}
         self._arrivals = Arrivals(window_s)
+        self._backlog = Backlog(window_s)
         self._known_at_s: float | None = None  # the load of some server
         self._long_p99: Measured | None = None
         self._long_at_s = float("-inf")  # when that was read
@@ -126,6 +129,7 @@ class PoolSignals:
         running = [server.running.mean(now) for server in ready]
         kv_usage = [server.kv_usage.mean(now) for server in ready]
         mean_waiting = _mean(waiting)
+        gone_in_s = self._backlog.gone_in_s(now, None if mean_waiting is None else mean_waiting.value, len(ready))
         # No threshold is lower, so nobody asks what of less would last: most pools, and most of the time.
         asked = mean_waiting is not None and mean_waiting.value > LEAST_WAITING
         if any(value is not None for value in (*waiting, *running, *kv_usage)) or (
@@ -149,6 +153,7 @@ class PoolSignals:
             output_tokens=self._arrivals.tokens("output_tokens", now),
             waiting=mean_waiting,
             waiting_lasting=_lasting(ready, now, self._window_s) if asked else None,
+            waiting_gone_in_s=gone_in_s,
             running=_mean(running),
             kv_usage=_mean(kv_usage),
             kv_usages=tuple(sorted(each.value for each in kv_usage if each is not None)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
 from extproc.autoscale.reading import Offered, PoolReading, ServerReading, ServerState
@@ -84,6 +86,32 @@ class TestUp:
         run = Run()
         run.for_s(240, servers(4, waiting=0.5), rate=10.0)
         assert run.for_s(30, servers(4, waiting=15.0, running=20.0), rate=10.0).desired == 5
+
+    @pytest.mark.parametrize(("falls_per_s", "asks"), [(1.0, False), (0.2, True), (0.0, True)])
+    def test_a_queue_that_is_worked_off_before_a_server_could_come_asks_for_no_more(
+        self, falls_per_s: float, asks: bool
+    ) -> None:
+        """By 1 a second, 80 a server are gone in 80 s, less than a lead of 106 s; by 0.2 a second they are not."""
+        run = Run()
+        run.for_s(240, servers(4, waiting=0.5), rate=10.0)
+        asked = run.for_s(60, servers(4, waiting=80.0, running=20.0), rate=10.0).desired
+        assert asked == 5
+        for second in range(0, 75, 5):
+            said = run.look(servers(5, waiting=64.0 - falls_per_s * second, running=20.0), rate=10.0)
+        waiting = next(row for row in said.signals if row.name is SignalName.WAITING)
+        assert waiting.value is not None
+        assert waiting.value > 2.0
+        assert ("worked off" in waiting.words) is not asks, waiting
+        assert (waiting.replicas, said.desired) == ((6, 6) if asks else (None, 5))
+        assert said.verdict is not Verdict.LATE
+
+    def test_a_queue_that_a_server_takes_with_it_is_not_worked_off(self) -> None:
+        run = Run()
+        run.for_s(240, servers(5, waiting=0.5), rate=10.0)
+        run.for_s(120, servers(5, waiting=80.0, running=20.0), rate=10.0)
+        said = run.for_s(30, servers(3, waiting=80.0, running=20.0), rate=10.0)
+        waiting = next(row for row in said.signals if row.name is SignalName.WAITING)
+        assert waiting.replicas == 4
 
     def test_where_no_load_test_tells_how_fast_one_is_the_backlog_is_shared_by_what_one_runs(self) -> None:
         run = Run(policy(calibration=None))
@@ -264,6 +292,17 @@ class TestTheVerdict:
 
     def test_scaling_while_more_are_on_their_way(self) -> None:
         assert self.judged(Run(), slow=True, rate=35.0) is Verdict.SCALING
+
+    def test_scaling_while_what_was_asked_for_works_the_queue_off(self) -> None:
+        """For long: by a hundredth a second it is always gone soon, and asks for no more."""
+        run = Run()
+        run.for_s(120, servers(2, waiting=300.0), rate=5.0)
+        for second in range(0, 500, 5):
+            there = servers(run.seen[-1].desired or 0, waiting=300.0 * exp(-0.01 * second), ttft=tokens(run, slow=True))
+            run.look(there, 5.0)
+        waiting = next(row for row in run.seen[-1].signals if row.name is SignalName.WAITING)
+        assert waiting.replicas is None
+        assert run.seen[-1].verdict is Verdict.SCALING
 
     def test_at_capacity_when_there_may_be_no_more(self) -> None:
         assert self.judged(Run(policy(max_replicas=2)), slow=True, rate=35.0) is Verdict.AT_CAPACITY

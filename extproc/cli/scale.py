@@ -144,17 +144,19 @@ def scale(
 
     try:
         if dry_run:
-            _repeat(actuator().would, stop, every, once=once)
-            return
-        with book:
-            one = actuator()
-            under_way = one.left()
-            command = shlex.join(argv)
-            journal.tell("begins", f"carries out by: {command}" + (f"; under way: {under_way}" if under_way else ""))
-            result = _repeat(one.round, stop, every, once=once)
-            if not once:
-                left = one.left()
-                journal.tell("ends", "ends" + (f"; {left}" if left else "; nothing is under way"))
+            result = _repeat(actuator().would, stop, every, once=once)
+        else:
+            with book:
+                one = actuator()
+                under_way = one.left()
+                command = shlex.join(argv)
+                journal.tell(
+                    "begins", f"carries out by: {command}" + (f"; under way: {under_way}" if under_way else "")
+                )
+                result = _repeat(one.round, stop, every, once=once)
+                if not once:
+                    left = one.left()
+                    journal.tell("ends", "ends" + (f"; {left}" if left else "; nothing is under way"))
     except LockedError as error:
         fail(str(error), Exit.LOCKED, command="scale")
     except BookError as error:

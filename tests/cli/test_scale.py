@@ -134,6 +134,15 @@ async def test_without_a_recommendation_nothing_is_done_and_why_is_told(pool: Fa
     assert pool.calls == []
 
 
+async def test_a_look_without_a_recommendation_ends_with_the_same_exit_status(pool: FakePool) -> None:
+    pool.problem = "the load of its servers was last known 400 s ago"
+    away = f"http://127.0.0.1:{free_port(0)}"
+    for admin, words in ((pool.url, "the service recommends nothing now"), (away, f"no service at {away}")):
+        async with Command("scale", POOL, "--dry-run", "--once", "--admin", admin) as looks:
+            assert await looks.exit_code(_LONG_S) == 5
+        assert f"does nothing: {words}" in looks.output
+
+
 async def test_a_server_is_stopped_only_when_every_process_of_the_service_has_drained_it(
     pool: FakePool, tmp_path: Path
 ) -> None:

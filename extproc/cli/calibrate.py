@@ -168,6 +168,8 @@ def calibrate(
     for path in (out, report):
         if path is not None and not path.parent.is_dir():
             fail(f"{path}: there is no folder {path.parent}", command="calibrate")
+        if path is not None and path.is_dir():
+            fail(f"{path}: is a folder; name a file in it", command="calibrate")
     if report is not None:
         from extproc.calibrate.report import require_plots
 

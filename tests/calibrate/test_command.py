@@ -128,6 +128,8 @@ def test_recorded_lengths_are_sent(calibrate: Callable[..., Result], tmp_path: P
         (["url", "--prompt-tokens", "8x", "--output-tokens", "1"], 2, '"8x": "8x" is no whole number; write a number'),
         (["url", *LENGTHS, "--ttft-p99", "fast"], 2, '--ttft-p99: "fast" is no time above 0; write 500ms, 1s or 2m'),
         (["url", *LENGTHS, "--out", "no/p.json"], 2, "no/p.json: there is no folder no"),
+        (["url", *LENGTHS, "--out", "."], 2, ".: is a folder; name a file in it"),
+        (["url", *LENGTHS, "--report", ".."], 2, "..: is a folder; name a file in it"),
         (["url", *LENGTHS, "--api", "grpc"], 2, '--api: "grpc" is neither completions nor chat'),
         (["url", *LENGTHS, "--step-requests", "100"], 2, "100 requests a step are too few"),
         (["ftp://x", *LENGTHS], 2, 'URL: "ftp://x" is no URL; write http://host:port'),

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from extproc.calibrate.errors import ClientError, ServerError
+from extproc.calibrate.errors import ClientError, OptionError, ServerError
 from extproc.calibrate.sent import Sent
 from extproc.calibrate.stream import StreamReader, error_message
 from extproc.pool.sample import LoadSample
@@ -39,13 +39,13 @@ def main_model(cards: list[ModelCard]) -> ModelCard:
 
 
 def new_session(api_key: str | None, ca_file: str | None) -> aiohttp.ClientSession:
-    """As many connections as requests are open. Raises ServerError for a CA file that cannot be used."""
+    """As many connections as requests are open. Raises OptionError for a CA file that cannot be used."""
     tls: ssl.SSLContext | bool = True
     if ca_file is not None:
         try:
             tls = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
-            raise ServerError(f'--ca-file: cannot use "{ca_file}": {error}') from None
+            raise OptionError(f'--ca-file: cannot use "{ca_file}": {error}') from None
     headers = {"User-Agent": "extproc-calibrate"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=_KEEPALIVE_S),

@@ -25,6 +25,12 @@ class ClientError(CalibrationError):
     exit_code = 4
 
 
+class OptionError(CalibrationError):
+    """What an option names cannot be used, whatever the server says."""
+
+    exit_code = 2
+
+
 class OtherParametersError(CalibrationError):
     """The steps that are kept were measured with other parameters."""
 

@@ -13,7 +13,7 @@ import orjson
 
 from extproc.autoscale.profile import Server as ServerCard
 from extproc.calibrate.client import Server, main_model
-from extproc.calibrate.errors import CalibrationError, ServerError
+from extproc.calibrate.errors import CalibrationError, OptionError, ServerError
 from extproc.calibrate.lengths import Independent
 from extproc.calibrate.served import lengths_of
 from extproc.pool.sample import LoadSample
@@ -47,10 +47,10 @@ async def look(session: aiohttp.ClientSession, servers: aiohttp.ClientSession, s
     if not isinstance(pools, dict) or not pools:
         raise ServerError(f"what answers at {service} is not this service's admin port (admin.listen)")
     if pool is None and len(pools) > 1:
-        raise CalibrationError(f"the service has several pools; name one with --pool: {', '.join(pools)}")
+        raise OptionError(f"the service has several pools; name one with --pool: {', '.join(pools)}")
     name = pool if pool is not None else next(iter(pools))
     if name not in pools:
-        raise CalibrationError(f'the service has no pool "{name}"; it has {", ".join(pools)}')
+        raise OptionError(f'the service has no pool "{name}"; it has {", ".join(pools)}')
     addresses = [each["address"] for each in pools[name]["endpoints"]]
     answers = [
         each

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -228,7 +229,12 @@ def _seconds(option: str, text: str) -> float:
 
 def _url(option: str, text: str) -> str:
     full = text if "://" in text else f"http://{text}"
-    if not re.match(r"https?://[^/\s]+", full):
+    try:
+        parts = urlsplit(full)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", full)
+    except ValueError:  # a port above 65535, a bracket that stays open
+        usable = False
+    if not usable:
         fail(f'{option}: "{text}" is no URL; write http://host:port', command="calibrate")
     return full.rstrip("/")
 

@@ -23,6 +23,7 @@ from extproc.calibrate.client import new_session
 from extproc.calibrate.errors import (
     CalibrationError,
     ClientError,
+    OptionError,
     OtherParametersError,
     ServerError,
     TooSlowError,
@@ -437,7 +438,7 @@ def test_lengths_and_limits_come_from_the_servers_of_a_running_service(tmp_path:
                     "max_model_len is 2048 here and 1024 in the fleet",
                     "the KV cache has room for 32,016 tokens here and 15,984 in the fleet",
                 ]
-                with pytest.raises(CalibrationError, match='no pool "other"; it has vllm'):
+                with pytest.raises(OptionError, match='no pool "other"; it has vllm'):
                     await look(session, session, service, "other")
             async with answering({}) as nothing:
                 with pytest.raises(ServerError, match="no JSON"):

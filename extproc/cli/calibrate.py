@@ -78,7 +78,12 @@ def calibrate(
             rich_help_panel=_LENGTHS,
         ),
     ] = None,
-    pool: Annotated[str | None, typer.Option(help="With --from-service: which pool.", rich_help_panel=_LENGTHS)] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="With --from-service: which pool. The printed settings are of it, too.", rich_help_panel=_LENGTHS
+        ),
+    ] = None,
     shared_prefix: Annotated[
         float | None,
         typer.Option(

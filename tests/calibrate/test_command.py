@@ -190,6 +190,15 @@ def test_lengths_of_a_service_are_kept_with_the_steps(
     assert Profile.model_validate_json((tmp_path / "profile.json").read_bytes()).lengths == profile.lengths
 
 
+def test_the_settings_are_of_the_pool_that_is_named_and_help_says_so(calibrate: Callable[..., Result]) -> None:
+    result = calibrate("url", *LENGTHS, *QUICK, "--pool", "chat")
+    assert result.exit_code == 0, result.output
+    settings = yaml.safe_load(result.stdout[result.stdout.index("pools:") :])
+    assert list(settings["pools"]) == ["chat"]
+    told = CliRunner().invoke(app, ["calibrate", "--help"], env={"COLUMNS": "200"})
+    assert "With --from-service: which pool. The printed settings are of it, too." in told.output
+
+
 def test_in_a_terminal_the_steps_are_a_table_that_grows() -> None:
     out = StringIO()
     picture = Picture(Console(file=out, force_terminal=True, width=120), [])

@@ -25,6 +25,7 @@ th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd
 th:first-child, td:first-child { text-align: left; }
 td.met { color: #2a7f3f; } td.missed { color: #c1121f; } tr.knee { background: #eef3fa; font-weight: 600; }
 pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; } svg { max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
 .note { color: #666; font-size: 13px; }
 """
 
@@ -114,14 +115,19 @@ def _steps(profile: Profile) -> str:
         verdict = "met" if row.met else "missed"
         doubt = "" if row.certain else ", not certain"
         rows.append(f'<tr{knee}>{cells}<td class="{verdict}" title="{escape(row.why)}">{verdict}{doubt}</td></tr>')
-    return f"<table><tr>{head}<th></th></tr>{''.join(rows)}</table>"
+    return _scrolling(f"<table><tr>{head}<th></th></tr>{''.join(rows)}</table>")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """No `head`: no such row."""
     top = "<tr>" + "".join(f"<th>{escape(name)}</th>" for name in head) + "</tr>" if head else ""
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{top}{body}</table>"
+    return _scrolling(f"<table>{top}{body}</table>")
+
+
+def _scrolling(table: str) -> str:
+    """One that is wider than the window scrolls by itself: the text and the plots above it stay where they are."""
+    return f'<div class="wide">{table}</div>'
 
 
 def _plots(profile: Profile) -> str:

@@ -64,24 +64,36 @@ class Calibration:
             raise ValueError(f"tightened_to is a share above 0, at most 1, not {self.tightened_to}")
 
     def at(self, rate_per_s: float) -> Thresholds:
-        """What was read at this rate, by a straight line between the steps around it, and the outermost beyond them."""
-        waiting = self._read("waiting", rate_per_s)
-        kv_ratio = self._read("kv_usage_ratio", rate_per_s)
+        """What was read at this rate, by a straight line between the steps around it, and the outermost beyond them;
+        of waiting and of KV usage at least their floors."""
+        waiting = self.read("waiting", rate_per_s)
+        kv_ratio = self.read("kv_usage_ratio", rate_per_s)
         if kv_ratio is not None:
             kv_ratio = max(kv_ratio, LEAST_KV_RATIO)
         return Thresholds(
             rate_per_s=rate_per_s,
             waiting=None if waiting is None else max(waiting, LEAST_WAITING),
             kv_usage_ratio=kv_ratio,
-            running=self._read("running", rate_per_s),
-            prefill_tokens_per_s=self._read("prefill_tokens_per_s", rate_per_s),
+            running=self.read("running", rate_per_s),
+            prefill_tokens_per_s=self.read("prefill_tokens_per_s", rate_per_s),
             kv_tokens=None if kv_ratio is None or self.kv_tokens is None else self.kv_tokens * kv_ratio,
-            ttft_s=self._read("ttft_s", rate_per_s),
-            token_interval_s=self._read("token_interval_s", rate_per_s),
+            ttft_s=self.read("ttft_s", rate_per_s),
+            token_interval_s=self.read("token_interval_s", rate_per_s),
             uncached_tokens=self.uncached_tokens,
             output_tokens=self.output_tokens,
             calibrated=True,
         )
+
+    def read(self, name: str, rate_per_s: float) -> float | None:
+        """A field of the steps, as it was read at this rate: no floor is held. None: it was not measured."""
+        points = [(step.rate_per_s, getattr(step, name)) for step in self.steps if getattr(step, name) is not None]
+        if not points:
+            return None
+        i = bisect_left(points, rate_per_s, key=lambda point: point[0])
+        if i == 0 or i == len(points):
+            return float(points[min(i, len(points) - 1)][1])
+        (low, below), (high, above) = points[i - 1], points[i]
+        return float(below + (above - below) * (rate_per_s - low) / (high - low))
 
     def led(self, growth_per_s2: float, lead_s: float) -> Thresholds:
         """The thresholds when load may grow by so many requests/s each second, per server, for so long."""
@@ -118,16 +130,6 @@ class Calibration:
         if step.prefill_tokens_per_s is None or not self.uncached_tokens:
             return step.rate_per_s
         return min(step.rate_per_s, step.prefill_tokens_per_s / self.uncached_tokens)
-
-    def _read(self, name: str, rate_per_s: float) -> float | None:
-        points = [(step.rate_per_s, getattr(step, name)) for step in self.steps if getattr(step, name) is not None]
-        if not points:
-            return None
-        i = bisect_left(points, rate_per_s, key=lambda point: point[0])
-        if i == 0 or i == len(points):
-            return float(points[min(i, len(points) - 1)][1])
-        (low, below), (high, above) = points[i - 1], points[i]
-        return float(below + (above - below) * (rate_per_s - low) / (high - low))
 
 
 @dataclass(frozen=True, slots=True)

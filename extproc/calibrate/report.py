@@ -57,8 +57,8 @@ def html(profile: Profile, rooms: Sequence[tuple[str, Thresholds]], settings: st
         + _steps(profile)
         + "<h2>Thresholds of one server</h2>"
         + _table(
-            ["", *(name for name, _ in figures(rooms[0][1]))],
-            [[words, *(value for _, value in figures(each))] for words, each in rooms],
+            ["", *(name for name, _ in figures(rooms[0][1], profile.calibration))],
+            [[words, *(value for _, value in figures(each, profile.calibration))] for words, each in rooms],
         )
         + '<p class="note">A server more takes time to come. Where load grows, the thresholds are those of a rate below'
         " the knee: the knee less the growth until then.</p>"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from extproc.autoscale.policy import Policy
 from extproc.autoscale.profile import Lengths, Profile, StepRow
-from extproc.autoscale.thresholds import LEAST_RATIO, Thresholds
+from extproc.autoscale.thresholds import LEAST_RATIO, Calibration, Thresholds
 from extproc.calibrate.bracket import Knee
 from extproc.calibrate.kept import Kept
 from extproc.calibrate.plan import Plan
@@ -83,16 +83,22 @@ def yaml_lines(profile: Profile, path: str, pool: str, growth_per_s2: float | No
     )
 
 
-def figures(thresholds: Thresholds) -> list[tuple[str, str]]:
-    """Names and values, as a person reads them; what is not known is a dash."""
+def figures(thresholds: Thresholds, calibration: Calibration) -> list[tuple[str, str]]:
+    """Names and values, as a person reads them; what is not known is a dash. Where the threshold is a floor, what was
+    read there is told, too: nobody finds 50 % in the steps."""
 
     def text(value: float | None, form: str) -> str:
         return "-" if value is None else form.format(value)
 
+    def floored(name: str, value: float | None, form: str) -> str:
+        found = value if thresholds.rate_per_s is None else calibration.read(name, thresholds.rate_per_s)
+        shown, read = text(value, form), text(found, form)
+        return shown if read == shown else f"{shown} (read {read})"
+
     return [
         ("requests/s", text(thresholds.rate_per_s, "{:.3g}")),
-        ("waiting", text(thresholds.waiting, "{:.2f}")),
+        ("waiting", floored("waiting", thresholds.waiting, "{:.2f}")),
         ("running", text(thresholds.running, "{:.1f}")),
-        ("KV usage", text(thresholds.kv_usage_ratio, "{:.1%}")),
+        ("KV usage", floored("kv_usage_ratio", thresholds.kv_usage_ratio, "{:.1%}")),
         ("prefill tokens/s", text(thresholds.prefill_tokens_per_s, "{:,.0f}")),
     ]

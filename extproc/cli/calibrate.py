@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from extproc.autoscale.profile import Profile
-    from extproc.autoscale.thresholds import Thresholds
+    from extproc.autoscale.thresholds import Calibration, Thresholds
     from extproc.calibrate.fleet import Fleet
     from extproc.calibrate.kept import Kept
     from extproc.calibrate.lengths import Lengths
@@ -428,22 +428,22 @@ def _finish(
         f" {profile.ttft_p99_target_s:g} s{missed}",
         soft_wrap=True,
     )
-    console.print(_thresholds(rooms))
+    console.print(_thresholds(rooms, profile.calibration))
     console.print(f"\nsettings of the pool:\n\n{escape(settings)}", soft_wrap=True)
     _say(f"wrote {out}" + ("" if report is None else f" and {report}"))
 
 
-def _thresholds(rooms: Sequence[tuple[str, Thresholds]]) -> Table:
+def _thresholds(rooms: Sequence[tuple[str, Thresholds]], calibration: Calibration) -> Table:
     from rich.table import Table
 
     from extproc.calibrate.result import figures
 
     table = Table(box=None, pad_edge=False, header_style="dim", title="thresholds of one server", title_justify="left")
     table.add_column("")
-    for name, _ in figures(rooms[0][1]):
+    for name, _ in figures(rooms[0][1], calibration):
         table.add_column(name, justify="right")
     for words, thresholds in rooms:
-        table.add_row(words, *(value for _, value in figures(thresholds)))
+        table.add_row(words, *(value for _, value in figures(thresholds, calibration)))
     return table
 
 

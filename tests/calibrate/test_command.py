@@ -61,6 +61,7 @@ def test_it_writes_the_profile_the_report_and_the_settings(
     assert result.exit_code == 0, result.output
     profile = Profile.model_validate_json((tmp_path / "profile.json").read_bytes())
     assert f"knee: {profile.knee_per_s:g} requests/s a server" in result.stdout
+    assert re.search(r"at the knee, nothing grows .* 50\.0% \(read \d\.\d%\)", result.stdout)  # the cache is large
     assert "growing by 0.02 requests/s each second for 166 s" in result.stdout
     settings = yaml.safe_load(result.stdout[result.stdout.index("pools:") :])
     assert settings["pools"]["vllm"]["autoscale"] == {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from extproc.autoscale.profile import Lengths, Profile, Server, StepRow
 from extproc.calibrate.report import html
-from extproc.calibrate.result import readings
+from extproc.calibrate.result import figures, readings
 from tests.support.chromium import chromium
 from tests.support.programs import program
 
@@ -27,6 +27,17 @@ PROFILE = Profile(
     lengths=Lengths(prompt_tokens=100, output_tokens=8),
     steps=(row(28.3, met=True), row(56.6, met=True), row(113.0, met=False)),
 )
+
+
+def test_where_a_threshold_is_a_floor_what_was_read_is_told_too() -> None:
+    low = {"waiting": 0.2, "kv_usage_ratio": 0.161}
+    idle = PROFILE.model_copy(update={"steps": tuple(each.model_copy(update=low) for each in PROFILE.steps)})
+    (_, least), (_, usual) = (readings(each, None, 120.0)[0] for each in (idle, PROFILE))
+    told = dict(figures(least, idle.calibration))
+    assert (told["waiting"], told["KV usage"]) == ("0.50 (read 0.20)", "50.0% (read 16.1%)")
+    assert "<td>50.0% (read 16.1%)</td>" in html(idle, readings(idle, None, 120.0), "pools:", [])
+    told = dict(figures(usual, PROFILE.calibration))
+    assert (told["waiting"], told["KV usage"]) == ("0.80", "60.0%")
 
 
 async def test_a_table_that_is_wider_than_the_window_scrolls_and_the_page_does_not(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class PoolSignals:
     def add(self, reading: PoolReading, lead_s: float) -> Signals:
         """Take in a look, and say what all looks come to. `lead_s`: how long a server takes to come."""
         now = reading.at_s
-        self._arrivals.add(now, reading.offered, lead_s, _sum(each.running for each in reading.servers))
+        self._arrivals.add(now, reading.offered, lead_s, _running(reading.servers))
         self._servers = {
             each.key: self._servers.get(each.key) or _Server(self._window_s, self._gap_s) for each in reading.servers
         }
@@ -176,11 +176,12 @@ class PoolSignals:
         return self._long_p99
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Of those that are known, the same in any order; None: none is."""
-    there = [value for value in map(known, values) if value is not None]
-    average = mean(there)
-    return None if average is None else known(average * len(there))
+def _running(servers: Iterable[ServerReading]) -> float | None:
+    """Requests at once, on all of them, the same in any order; None: one that may have some does not tell."""
+    there = [known(each.running) for each in servers if each.state is not ServerState.STARTING]
+    told = [value for value in there if value is not None]
+    average = mean(told)
+    return None if average is None or len(told) < len(there) else known(average * len(told))
 
 
 def _mean(values: list[Measured | None]) -> Measured | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 
 import pytest
@@ -10,7 +11,7 @@ from extproc.autoscale.reading import Offered, PoolReading, ServerReading, Serve
 from extproc.autoscale.recommendation import SignalName, Verdict
 from extproc.autoscale.recommender import Recommender
 from extproc.pool.sample import Histogram
-from tests.autoscale.fleet import Run, policy, server, servers
+from tests.autoscale.fleet import CALIBRATION, Run, policy, server, servers
 
 STALE = ServerState.STALE
 
@@ -237,6 +238,16 @@ class TestMissingData:
         run.for_s(120, servers(4), rate=2.0)
         there = [*servers(3, waiting=30.0), ServerReading("s", STALE)]
         assert (run.for_s(60, there, rate=2.0).desired or 0) > 4
+
+    @pytest.mark.parametrize("lost", [1, 2, 3])
+    def test_servers_that_are_silent_for_a_moment_make_no_answer_seem_longer(self, lost: int) -> None:
+        """Answers that take two minutes: what runs again on those that tell again did not begin meanwhile."""
+        run = Run(policy(calibration=replace(CALIBRATION, kv_tokens=None)))
+        there = servers(4, running=16.0, kv=0.3)
+        holed = [server(i, state=STALE, running=None, waiting=None, kv=None) for i in range(lost)] + there[lost:]
+        for seconds, seen in ((400, there), (15, holed), (120, there)):
+            run.for_s(seconds, seen, 64.0 / 120.0, output=5990.0)
+        assert {said.desired for said in run.seen} == {4}
 
     def test_of_no_server_known_for_long_it_is_stale_and_keeps_its_number(self) -> None:
         run = Run()

@@ -79,10 +79,26 @@ LOADS = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 30.0), st.floats(0.0, 40.
 @few
 @given(LOADS, LOADS, st.integers(1, 6))
 def test_more_of_any_signal_never_asks_for_fewer(one: tuple[float, ...], other: tuple[float, ...], count: int) -> None:
+    """With a load test."""
     low, high = tuple(map(min, one, other)), tuple(map(max, one, other))
     found = []
     for rate, waiting, running, kv in (low, high):
         found.append(Run().for_s(150, servers(count, waiting=waiting, running=running, kv=kv), rate).desired or 0)
+    assert found[0] <= found[1]
+
+
+@few
+@given(LOADS, LOADS, st.integers(1, 6))
+def test_nor_where_no_load_test_tells_what_a_server_can_have(
+    one: tuple[float, ...], other: tuple[float, ...], count: int
+) -> None:
+    """But for what runs at once: while requests wait that is the only word on what a server can have, so the more run,
+    the fewer servers work a queue off."""
+    (*low, low_kv), (*high, high_kv) = tuple(map(min, one, other)), tuple(map(max, one, other))
+    found = []
+    for (rate, waiting, _), kv in ((low, low_kv), (high, high_kv)):
+        there = servers(count, waiting=waiting, running=low[2], kv=kv)
+        found.append(Run(policy(calibration=None)).for_s(150, there, rate).desired or 0)
     assert found[0] <= found[1]
 
 

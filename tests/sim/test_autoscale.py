@@ -213,15 +213,17 @@ def test_lost_metrics_take_no_server(lost: str) -> None:
 # Advice ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_threshold_twice_too_high_gives_the_verdict_late() -> None:
-    """A profile whose knee is twice the true one asks for half of the servers."""
+@pytest.mark.parametrize(("waiting", "said"), [(100.0, Verdict.LATE), (2.0, Verdict.SCALING)])
+def test_thresholds_twice_too_high_give_the_verdict_late_unless_the_queue_asks(waiting: float, said: Verdict) -> None:
+    """A profile whose knee is twice the true one asks for half of the servers. A queue of twice its threshold comes as
+    soon as one of the threshold itself, so waiting makes up for it, too late, but as long as it is out by no more."""
     scenario = replace(SCENARIOS["doubling"], seconds=900.0, rate=lambda _: 2.4, servers=2)
     true = profile().calibration
     twice = tuple(
         replace(
             step,
             rate_per_s=2.0 * step.rate_per_s,
-            waiting=100.0 * (step.waiting or 0.0),
+            waiting=waiting * (step.waiting or 0.0),
             running=2.0 * (step.running or 0.0),
             kv_usage_ratio=min(1.0, 2.0 * (step.kv_usage_ratio or 0.0)),
             prefill_tokens_per_s=2.0 * (step.prefill_tokens_per_s or 0.0),
@@ -231,9 +233,11 @@ def test_a_threshold_twice_too_high_gives_the_verdict_late() -> None:
     wrong = replace(true, knee_per_s=2.0 * true.knee_per_s, steps=twice)
     late = follow(scenario, scenario.policy(calibration=wrong))
     right = follow(scenario)
-    assert Verdict.LATE in {said.verdict for said in late.seen}
+    verdicts = {each.verdict for each in late.seen}
+    assert said in verdicts
+    assert (Verdict.LATE in verdicts) is (said is Verdict.LATE)
     assert late.seen[-1].ttft_p99_s is not None
-    assert Verdict.LATE not in {said.verdict for said in right.seen}
+    assert Verdict.LATE not in {each.verdict for each in right.seen}
 
 
 def test_a_day_with_a_schedule_has_its_servers_before_the_morning() -> None:

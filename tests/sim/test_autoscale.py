@@ -259,3 +259,30 @@ def test_a_day_with_a_schedule_has_its_servers_before_the_morning() -> None:
     assert opens_s - 200.0 <= asked_s < ready_s <= opens_s
     assert of.attained(TARGET_S) >= 0.99
     assert of.reversals(inf) == 0
+
+
+@pytest.mark.slow
+def test_a_day_of_a_sine_with_a_schedule_keeps_its_servers_while_that_is_open_and_gives_them_back_after_it() -> None:
+    """A day in two hours: the schedule opens a lead before 40 minutes and closes at 80, as the load falls."""
+    pytest.importorskip("croniter")
+    opens_s, closes_s = 2400.0, 4800.0
+    midnight_s = 1_750_636_800.0
+    scenario = Scenario(
+        "a day with a schedule",
+        7200.0,
+        sine(0.6, 2.6, 7200.0),
+        schedules=(Schedule("40 0 * * *", "20 1 * * *", 5, "UTC"),),
+        unix_s=midnight_s,
+    )
+    of, without = follow(scenario), follow(replace(scenario, schedules=()))
+    assert max(desired(without)) < 5, "the load alone asks for fewer"
+    by_time = [(moment.at_s, moment.ready) for moment in of.moments]
+    assert all(ready >= 5 for at_s, ready in by_time if opens_s <= at_s <= closes_s)
+    assert all(ready < 5 for at_s, ready in by_time if at_s < opens_s - 200.0)
+    assert by_time[-1][1] < 5
+    changes = directions(of)
+    falls = changes.index(-1)
+    assert set(changes[falls:]) == {-1}, "one at a time, and none comes back"
+    assert of.wanted[1 + falls][0] > closes_s
+    assert of.reversals() == 0
+    assert of.attained(TARGET_S) >= 0.99

@@ -126,10 +126,14 @@ def test_bursts_ask_for_nothing_where_they_are_more_than_all_servers_bear() -> N
 
 
 def test_three_requests_of_100_000_tokens_on_one_of_eight_ask_for_nothing() -> None:
+    """The router puts two of them on one server, whose cache they fill to 85 % over a window; the threshold is 50 %."""
     of = ran("long-prompts")
     assert max(each.prompt_tokens for each in of.arrivals) == 100_000
-    assert set(directions(of)) <= {-1}
-    assert replicas(of.seen[-1], SignalName.KV_USAGE) is None
+    full = [said for said in of.seen if "a server has a KV usage of" in said.reason]
+    assert full, "its cache is fuller than the threshold of one server, and no server may go meanwhile"
+    assert {said.desired for said in of.seen if said.at_s <= full[-1].at_s} == {8}
+    assert all(replicas(said, SignalName.KV_USAGE) is None for said in of.seen)
+    assert set(directions(of)) == {-1}, "afterwards one goes"
 
 
 def test_answers_twice_as_long_are_seen_by_littles_law_before_any_queue() -> None:

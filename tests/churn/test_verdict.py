@@ -50,6 +50,14 @@ def test_the_cause_of_a_failure(found: EnvoyEntry | None, kind: str) -> None:
         assert cause.event == next(each.event for each in ALL if each.kind == kind)
 
 
+def test_of_two_events_at_a_server_the_last_one_before_it_is_the_cause() -> None:
+    """One that was stopped and started again is killed before all could have noticed the first."""
+    stop, kill = Happening("stop", A, "1 restart", 99.0, 99.3), Happening("kill", A, "2 kill -9", 100.4, 100.41)
+    for happenings in ((stop, kill), (kill, stop)):
+        assert cause_of(failed(), entry(A, 100.5), happenings).event == "2 kill -9"
+        assert cause_of(failed(), entry(A, 99.2), happenings).event == "1 restart"
+
+
 def test_what_comes_to_a_drained_server_counts_if_it_was_asked_after_the_drain() -> None:
     outcomes = [Outcome(name, began, began + 9, None) for name, began in (("old", 9.0), ("way", 9.9), ("new", 10.5))]
     arrivals = [Arrival("old", A, 9.1), Arrival("way", A, 10.1), Arrival("new", A, 10.6), Arrival("new", B, 10.6)]

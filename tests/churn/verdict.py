@@ -125,11 +125,11 @@ def judge(
 
 
 def cause_of(outcome: Outcome, entry: EnvoyEntry | None, happenings: Sequence[Happening]) -> Cause:
-    """By which event a request failed."""
+    """By which event a request failed: the last that was done to its server by then."""
     if entry is None:
         return Cause("unexplained", "", f"{outcome.error}; Envoy has no entry of it")
     text = f"{outcome.error}; Envoy: host {entry.host}, {entry.status} {entry.flags} {entry.details}"
-    for each in happenings:
+    for each in sorted(happenings, key=lambda happening: happening.from_s, reverse=True):
         here = entry.details.startswith("ext_proc") if each.kind == "service" else each.what == entry.host
         if here and each.from_s - SLACK_S <= entry.ended_s and each.to_s + NOTICED_S >= entry.ended_s:
             return Cause(each.kind, each.event, text)

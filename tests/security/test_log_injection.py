@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.cli._logs import TEXT, JsonFormatter, TextFormatter
+from extproc.rpc.server import accept_no_more
 from tests.app.test_application import settings, started
 from tests.support.ext_proc_client import BUFFERED, body, headers
 from tests.support.waiting import eventually
@@ -59,12 +60,16 @@ async def hostile_server() -> AsyncIterator[str]:
         try:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(f"HTTP/1.1 {EVIL}\n\r\n\r\n".encode())
-            writer.close()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        finally:  # also where the client has gone, or the test is over: what stays open is another test's warning
+            writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        await accept_no_more(server)
 
 
 @pytest.mark.parametrize("name", ["pool", "profile"])

@@ -300,7 +300,7 @@ async def test_the_pre_stop_hook_of_the_manual_waits_for_the_drain_and_bears_wit
         ((), 2, "give one of: ENDPOINT, --victim, --self, --list"),
         (("10.0.0.1:8000", "--list"), 2, "give one of"),
         (("--self",), 2, "--self needs to know which server it is"),
-        (("10.0.0.1:8000", "--deadline", "-1"), 2, "--deadline"),
+        (("10.0.0.1:8000", "--deadline", "-1"), 2, "should be greater than or equal to 0"),
         (("10.0.0.1:8000",), 5, "no service at http://127.0.0.1:"),
         (("--self", "--address", "10.0.0.1:8000", "--away", "0"), 5, "no service at http://127.0.0.1:"),
         (("--self", "--address", "10.0.0.1"), 2, "has no port"),

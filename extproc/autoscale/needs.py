@@ -90,7 +90,7 @@ def kv_is_high(signals: Signals, threshold: float | None) -> bool:
     return 2 * sum(usage > threshold for usage in signals.kv_usages) >= len(signals.kv_usages)
 
 
-def is_worked_off(signals: Signals, lead_s: float) -> bool:
+def _is_worked_off(signals: Signals, lead_s: float) -> bool:
     """Whether the queue will be gone before a server could come. One that does not tell may have a queue that stays."""
     gone_in_s = signals.waiting_gone_in_s
     return gone_in_s is not None and gone_in_s <= lead_s and not signals.stale
@@ -138,7 +138,7 @@ def _waiting(signals: Signals, led: Thresholds, lead_s: float, most: int) -> Sig
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
     if signals.waiting_lasting is not None and signals.waiting_lasting.value <= threshold:
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, f"{words}, in a single burst")
-    if is_worked_off(signals, lead_s):
+    if _is_worked_off(signals, lead_s):
         words += f", gone in {signals.waiting_gone_in_s:.0f} s as they are worked off"
         return Signal(SignalName.WAITING, waiting.value, threshold, None, waiting.age_s, words)
     excess = (waiting.value - threshold) * signals.ready
